@@ -9,10 +9,11 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
+from urllib.parse import urlsplit
 
 import pytest
 
-from semel.core.commands import Claim, Complete, Look, Note, Park, ReadTrail
+from semel.core.commands import Claim, Complete, Erase, Look, Note, Park, ReadTrail
 from semel.core.key import digest_of
 from semel.core.message import Answer, Head, Request
 from semel.core.record import Hold
@@ -129,7 +130,7 @@ def test_nothing_to_erase(semel: Semel, url: str) -> None:
     ended = semel("keys", "erase", "nobody", "--store", url)
     assert (ended.returncode, ended.stdout.splitlines()[0]) == (0, "There is nothing to erase.")
     facts = json.loads(semel("keys", "erase", "nobody", "--store", url, "--yes", "--json").stdout)
-    assert facts == {"erased": 0, "audit_lines": 0, "left": [], "error": None}
+    assert facts == {"erased": 0, "audit_lines": 0, "left": [], "error": None, "copies": None}
     assert semel("keys", "erase", "nobody", "--store", url, "--json").returncode == 2
 
 
@@ -150,11 +151,41 @@ def test_with_a_cache(semel: Semel, sqlite_url: str, redis_server: servers.Redis
         end(front)
         front.perform(Claim("acme", "key", os.urandom(16), b"\x0a" * 32, LONG, DAY))
         front.close()  # writes what is queued
-        named = ("--cache", redis_server.url, "--namespace", "shop")
-        gone = ("--cache", "redis://127.0.0.1:1/0", "--namespace", "shop")
+        gone = ("--cache", "redis://127.0.0.1:1/0")
         assert semel("keys", "erase", "acme", "--store", sqlite_url, "--yes", *gone).returncode == 1
         found = front.perform(Claim("acme", "key", os.urandom(16), b"\x0a" * 32, LONG, DAY))
         assert getattr(found, "answer", None) == Answer(201, (), CANARY)
-        assert semel("keys", "erase", "acme", "--store", sqlite_url, "--yes", *named).returncode == 0
+        done = semel("keys", "erase", "acme", "--store", sqlite_url, "--yes", "--cache", redis_server.url)
+        assert (done.returncode, "1 copies in the cache" in done.stdout) == (0, True)
         found = front.perform(Claim("acme", "key", os.urandom(16), b"\x0a" * 32, LONG, DAY))
         assert getattr(found, "answer", None) == Answer(201, (), None)
+        front.close()
+        wrong = urlsplit(redis_server.url)._replace(path="/7").geturl()
+        done = semel("keys", "erase", "acme", "--store", sqlite_url, "--yes", "--cache", wrong)
+        assert "No copy was in that cache" in done.stderr
+
+
+def test_however_the_store_is_spelled(semel: Semel, postgres_url: str, redis_url: str) -> None:
+    """A customer is erased from the cache, whichever host, role and port the application and the operator write; the
+    answers of others stay there.
+    """
+    applications = postgres_url.replace("127.0.0.1", "localhost") + "?application_name=shop"
+    tiered = Tiered(applications, redis_url, memory=0)
+
+    def found(keys: Store, key: str, scope: str) -> object:
+        got = keys.perform(Claim(scope, key, os.urandom(16), b"\x0a" * 32, LONG, DAY))
+        return getattr(got, "answer", None)
+
+    with closing(store(postgres_url)) as keys:
+        keys.migrate()
+    with closing(store(tiered)) as front:
+        for scope, key in (("acme", "key"), ("acme\tPOST /rides", "key"), ("acme2", "key")):
+            end(front, key, scope)
+            assert found(front, key, scope) == Answer(201, (), CANARY)  # and it is in the cache from now on
+    done = semel("keys", "erase", "acme", "--store", postgres_url, "--cache", redis_url, "--yes", "--json")
+    assert (done.returncode, json.loads(done.stdout)["copies"]) == (0, 2)
+    with closing(store(tiered)) as front:
+        assert found(front, "key", "acme") == found(front, "key", "acme\tPOST /rides") == Answer(201, (), None)
+        with closing(store(postgres_url)) as keys:
+            keys.perform(Erase("acme2", 100))  # in the durable store alone: what is served now is the copy
+        assert found(front, "key", "acme2") == Answer(201, (), CANARY)

@@ -197,14 +197,24 @@ def nested(depth: int) -> list[Any]:
 
 @pytest.mark.parametrize(
     "value",
-    [{1, 2}, b"bytes", object(), math.nan, [math.inf], {"a": "\ud800"}, {(1, 2): 3}, nested(10_000), 10**5000],
-    ids=["set", "bytes", "object", "nan", "infinity", "surrogate", "tuple as key", "too deep", "too long"],
+    [{1, 2}, b"bytes", object(), math.nan, [math.inf], {(1, 2): 3}, nested(10_000), 10**5000],
+    ids=["set", "bytes", "object", "nan", "infinity", "tuple as key", "too deep", "too long"],
 )
 def test_not_json(value: object) -> None:
     """What JSON can't hold is refused. The message says what kind it was and not what was in it."""
     with pytest.raises(ResultNotJSON) as refused:
         as_json("charge_created", value)
     assert str(refused.value).startswith(f"'charge_created' returned {type(value).__name__}.")
+
+
+def test_half_of_a_surrogate_pair() -> None:
+    """Half of a surrogate pair, as a provider sends it with a cut emoji, is stored, in letters that UTF-8 has."""
+    result = {"name": "Ann \ud83d", "note": "caf\xe9"}
+    progress = Progress((Done("effect", "charged", as_json("charged", result)),))
+    text = written(progress)
+    assert text is not None
+    assert (read_back(text), text.encode().decode()) == (progress, text)
+    assert read_back(text).steps == (Done("effect", "charged", result),)
 
 
 def test_a_cycle_is_not_json() -> None:

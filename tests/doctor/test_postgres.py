@@ -231,10 +231,11 @@ def test_of_the_whole_server(postgres_url: str) -> None:
 
 
 @plants("postgres-encoding")
-def test_encoding(postgres_url: str) -> None:
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+def test_encoding(postgres_url: str, encoding: str) -> None:
     """A database that can't hold every character is found."""
     name = f"latin_{uuid4().hex[:12]}"
-    execute(postgres_url, f"CREATE DATABASE {name} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+    execute(postgres_url, f"CREATE DATABASE {name} ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0")
     try:
         url = urlsplit(postgres_url)._replace(path=f"/{name}").geturl()
         assert examined(url, "postgres-encoding").verdict is Verdict.WRONG

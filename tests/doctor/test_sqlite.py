@@ -92,6 +92,13 @@ def test_permissions(sqlite_url: str, file: Path) -> None:
     assert not_ok(examine(sqlite_url, only=["sqlite-private", "sqlite-folder"])) == []
 
 
+@plants("sqlite-one-name")
+def test_two_names(sqlite_url: str, file: Path, tmp_path: Path) -> None:
+    """A file with another hard link is found."""
+    (tmp_path / "other.db").hardlink_to(file)
+    assert "2 hard links" in examined(sqlite_url, "sqlite-one-name").evidence
+
+
 @plants("sqlite-disk")
 def test_disk(sqlite_url: str, file: Path) -> None:
     """A disk with little room is found."""

@@ -61,6 +61,7 @@ def test_until_nothing_is_left_to_erase() -> None:
         "audit_lines": 4,
         "left": [{"digest": digest_of("key-1"), "state": "processing"}],
         "error": None,
+        "copies": None,
     }
 
 

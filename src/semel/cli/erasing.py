@@ -29,6 +29,12 @@ from semel.work.service import ServicePorts
 T = TypeVar("T")
 
 
+_NO_COPY = (
+    "semel: No copy was in that cache. If the application has another, or another database or ?prefix= of it, give "
+    "that URL, too: copies stay there until their retention ends."
+)
+
+
 class NotAllErased(SemelError):
     """Some operations of this scope have not ended, and are as they were. When they have, run this again."""
 
@@ -51,7 +57,9 @@ def erase_scope(
     *,
     store: StoreOption = None,
     cache: Annotated[str | None, typer.Option(metavar="URL", help="The Redis in front of it, if it is tiered.")] = None,
-    namespace: Annotated[str | None, typer.Option(help="The namespace of that cache, if it was given one.")] = None,
+    namespace: Annotated[
+        str | None, typer.Option(help="Of no use: copies are found, whichever they are in.", hidden=True)
+    ] = None,
     reason: Annotated[
         str | None, typer.Option(metavar="TEXT", help="For the audit trail. Do not name the customer in it.")
     ] = None,
@@ -70,6 +78,8 @@ def erase_scope(
             typer.confirm("Erase this?", abort=True)
         done = _run(keys, "Erasing", owner, reason=reason)
     print(json.dumps(done.facts) if as_json else done)
+    if done.copies == 0:
+        typer.echo(_NO_COPY, err=True)
     if done.error is not None:
         raise done.error
     if done.left:

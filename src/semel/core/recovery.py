@@ -27,7 +27,7 @@ MAX_NAME_LENGTH = 100
 MAX_DEPTH = 100
 
 # Made once: json.dumps makes an encoder for every call with options of its own.
-_write = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 _NAME = re.compile(r"[A-Za-z0-9_.:-]+")
 
@@ -94,7 +94,7 @@ def written(progress: Progress) -> str | None:
     """Return *progress* as it is stored."""
     if not progress.steps:
         return None
-    return _write([_written(step) for step in progress.steps])
+    return as_text([_written(step) for step in progress.steps])
 
 
 def read_back(text: str | None) -> Progress:
@@ -137,12 +137,19 @@ def check_end(progress: Progress, taken: tuple[str, ...]) -> None:
         raise RecoveryPointLost(progress.names, taken)
 
 
+def as_text(result: object) -> str:
+    """Write *result* as JSON that every store can hold: half of a surrogate pair is escaped, and reads back the same.
+
+    Another service may send one, such as the first half of a cut emoji. An effect is over by then: where its result was
+    refused, each retry would call it again.
+    """
+    return _encode(result).encode("utf-8", "backslashreplace").decode()
+
+
 def as_json(name: str, result: object) -> Any:
     """Return *result* as a resumed operation will get it: written as JSON, and read back."""
     try:
-        text = _write(result)
-        text.encode()
-        back = json.loads(text)
+        back = json.loads(as_text(result))
     except (TypeError, ValueError, RecursionError) as error:
         raise ResultNotJSON(name, result) from error
     if isinstance(back, (dict, list)) and _depth(back) > MAX_DEPTH:

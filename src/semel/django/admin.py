@@ -25,7 +25,7 @@ from django.utils.timezone import is_aware, localtime
 
 from semel.core.derive import derive
 from semel.core.record import Entry
-from semel.core.recovery import Done, Step
+from semel.core.recovery import Done, Step, as_text
 from semel.core.recovery import read_back as read_steps
 from semel.core.state import State
 from semel.core.trail import story
@@ -277,7 +277,7 @@ def _step(record: Record, step: Step) -> tuple[str, ...]:
     key = derive(record.scope, record.key, step.name) if step.kind == "effect" else ""
     name = f"{step.kind} {step.name}"
     if isinstance(step, Done):
-        return name, "done", key, json.dumps(step.result, ensure_ascii=False) if _may(record) else _WITHHELD
+        return name, "done", key, as_text(step.result) if _may(record) else _WITHHELD
     if record.state == State.UNKNOWN:
         return name, "unknown: an operator has to say whether it happened (semel keys resolve)", key, ""
     return name, "begun: whether it happened is not known yet", key, ""

@@ -46,6 +46,7 @@ from semel.guard.request import switched
 from semel.guard.views import AsyncView, AsyncViewPorts, Taken, View, ViewPorts
 from semel.guard.waiting import MAX_THREADS
 from semel.operation import Steps
+from semel.stores.forks import importing
 from semel.stores.leases import Leases
 from semel.stores.unrecorded import Unrecorded
 
@@ -266,7 +267,8 @@ def _guarded(choice: Choice, view: Any) -> Any:
 
 
 def _by_rest_framework(choice: Choice, view: Any, request: Request, *args: Any, **kwargs: Any) -> Response:
-    from semel.django.rest import serve  # noqa: PLC0415 - where it is not installed, there is no such request
+    with importing:
+        from semel.django.rest import serve  # noqa: PLC0415 - where it is not installed, there is no such request
 
     return serve(request.parser_context["view"], partial(view, request, *args, **kwargs), request, choice)
 

@@ -34,10 +34,13 @@ class EraseReport:
     left: tuple[Left, ...] = ()
     #: Why the run ended early, if it did.
     error: StoreError | None = None
+    #: Answers that a cache in front of the store had; None: there is no such cache.
+    copies: int | None = None
 
     def __str__(self) -> str:
         """Say it in one line."""
         counts = f"{self.erased} operations, {self.audit_lines} audit lines deleted, {len(self.left)} left"
+        counts += f", {self.copies} copies in the cache deleted" if self.copies is not None else ""
         return f"erased: {counts}" + (f"; then it ended: {self.error}" if self.error else "")
 
     @property
@@ -48,6 +51,7 @@ class EraseReport:
             "audit_lines": self.audit_lines,
             "left": [{"digest": digest_of(each.key), "state": str(each.state)} for each in self.left],
             "error": str(self.error) if self.error else None,
+            "copies": self.copies,
         }
 
     @property
@@ -66,6 +70,7 @@ async def erase(ports: Ports, scope: str, *, is_preview: bool = False, reason: s
             report.audit_lines + more.audit_lines,
             report.left + more.left,
             more.error,
+            _sum(report.copies, more.copies),
         )
         if more.error is not None:
             break
@@ -74,23 +79,28 @@ async def erase(ports: Ports, scope: str, *, is_preview: bool = False, reason: s
 
 async def _erase_owner(ports: Ports, owner: str, *, is_preview: bool, reason: str | None) -> EraseReport:
     erased = 0
+    copies: int | None = None
     left: tuple[Left, ...] = ()
     for _ in range(1 if is_preview else MAX_WALKS):
         # What the last walk has left is what is left.
-        count, left, error = await _walk(ports, partial(Erase, owner, is_preview=is_preview, reason=reason))
-        erased += count
+        count, left, error, more = await _walk(ports, partial(Erase, owner, is_preview=is_preview, reason=reason))
+        erased, copies = erased + count, _sum(copies, more)
         if error is not None:
-            return EraseReport(erased, 0, left, error)
+            return EraseReport(erased, 0, left, error, copies)
         if not count:
             break
     part_of_trail = partial(EraseTrail, owner, is_preview=is_preview, reason=reason)
-    lines, _, error = await _walk(ports, part_of_trail)
-    return EraseReport(erased, lines, left, error)
+    lines, _, error, _ = await _walk(ports, part_of_trail)
+    return EraseReport(erased, lines, left, error, copies)
+
+
+def _sum(one: int | None, more: int | None) -> int | None:
+    return one if more is None else (one or 0) + more
 
 
 async def _walk(
     ports: Ports, part: partial[Erase] | partial[EraseTrail]
-) -> tuple[int, tuple[Left, ...], StoreError | None]:
+) -> tuple[int, tuple[Left, ...], StoreError | None, int | None]:
     """Ask for one part after the other. One that is too much for the store is made smaller."""
     count, size = 0, MAX_BATCH
     after: str | None = None
@@ -101,11 +111,11 @@ async def _walk(
         except StoreError as error:
             smaller = next_batch(size, error)
             if smaller is None:
-                return count, tuple(left.values()), error
+                return count, tuple(left.values()), error, None
             size = smaller
             continue
         count += done.count
         left |= {(each.scope, each.key): each for each in done.left}
         after = done.further
         if after is None:
-            return count, tuple(left.values()), None
+            return count, tuple(left.values()), None, done.copies

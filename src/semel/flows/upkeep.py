@@ -274,7 +274,8 @@ async def _say(ports: Ports, verdict: Verdict, hold: Hold, event: str, step: Beg
 
 
 def _granted(result: Any) -> Answer:
-    return Answer(200, ((b"content-type", b"application/json"),), json.dumps(result, ensure_ascii=False).encode())
+    body = json.dumps(result, ensure_ascii=False).encode("utf-8", "backslashreplace")  # as steps are written
+    return Answer(200, ((b"content-type", b"application/json"),), body)
 
 
 def _short(hold: Hold) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from semel.core.handler import Ending
 from semel.core.message import Answer, Headers
-from semel.core.recovery import as_json
+from semel.core.recovery import as_json, as_text
 from semel.errors import (
     Abandoned,
     ConfigurationError,
@@ -64,7 +64,7 @@ class Results:
     def encode(self, result: object) -> bytes:
         """Write *result*, or raise where it can't be written."""
         if self.codec is None:
-            return json.dumps(as_json(self.name, result), ensure_ascii=False, separators=(",", ":")).encode()
+            return as_text(as_json(self.name, result)).encode()
         stored: object = self.codec.encode(result)
         if not isinstance(stored, bytes):
             raise ConfigurationError(f"codec of {self.name}: encode must return bytes, not {type(stored).__name__}.")

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar, overload
 from semel.errors import ConfigurationError
 from semel.natural.asked import Asked
 from semel.natural.got import Got
+from semel.stores.forks import importing
 
 M = TypeVar("M")
 
@@ -130,7 +131,9 @@ def insert_or_get(
         )
     module, name = kind
     asked = Asked.of(_named(into), values, unique=unique, same=same, where=where)
-    return getattr(import_module(module), name)(connection, into, asked)
+    with importing:
+        insert = getattr(import_module(module), name)
+    return insert(connection, into, asked)
 
 
 def _kind(connection: object) -> tuple[str, str] | None:

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from semel.errors import ConfigurationError
 from semel.stores.base import AsyncStore, Store
 from semel.stores.encrypted.value import Encrypted, split
+from semel.stores.forks import importing
 from semel.stores.tiered.value import Tiered
 
 __all__ = ["AsyncStore", "Store", "async_store", "either_store", "store"]
@@ -62,6 +63,7 @@ _TIERED = "semel.stores.tiered.store"
 _WHAT = "a URL or what the application has (an engine, a sessionmaker, a connection pool) or"
 
 
+@importing
 def store(given: Any, *, url: str | None = None) -> Store:
     """Return the store at a URL, or on that of an engine or a pool, for threads. It connects on first use.
 
@@ -83,6 +85,7 @@ def store(given: Any, *, url: str | None = None) -> Store:
     return made
 
 
+@importing
 def async_store(given: Any, *, url: str | None = None) -> AsyncStore:
     """Return the store at a URL, or on that of an engine or a pool, for an event loop. It connects on first use.
 

@@ -1,4 +1,5 @@
-"""Which objects must start afresh in a forked child: their threads and connections are the parent's. It does not fork.
+"""Which objects must start afresh in a forked child: their threads and connections are the parent's; and when there may
+be no fork. It does not fork.
 
 Checking the process id at each use works for one thread only; two threads that find it changed would both start afresh.
 """
@@ -6,6 +7,8 @@ Checking the process id at each use works for one thread only; two threads that 
 from __future__ import annotations
 
 import os
+import threading
+from contextlib import ContextDecorator
 from typing import Protocol
 from weakref import WeakSet
 
@@ -40,5 +43,26 @@ def _after_fork() -> None:
         each.start_afresh()
 
 
+class _Importing(ContextDecorator):
+    """Around what imports a module at its first use: until that is done, no thread forks. Python keeps the lock of a
+    module that is being imported, and the child, which lacks the thread that imports, would wait for it for ever.
+    """
+
+    def __init__(self) -> None:
+        # One thread may be in it twice: a store behind a cache is opened by the cache.
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+importing = _Importing()
+
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
     os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(
+        before=importing.__enter__, after_in_parent=importing.__exit__, after_in_child=importing.__exit__
+    )

@@ -27,10 +27,8 @@ _CONFLICTS = frozenset({"40001", "40P01", "55P03"})
 
 #: As ``postgres/joined.py`` has it: in a transaction that was begun DEFERRABLE, as a mark, the receipt's statement
 #: fails where the handler has ended that one and begun another.
-_ATTEMPTS = "CAST(0 AS integer)"
-_ATTEMPTS_IF_MARKED = (
-    "CAST(CASE WHEN current_setting('transaction_deferrable') = 'on' THEN '0' ELSE 'semel: ended' END AS integer)"
-)
+_ATTEMPTS = "ELSE '0' END"
+_ATTEMPTS_IF_MARKED = f"WHEN current_setting('transaction_deferrable') <> 'on' THEN 'semel: ended' {_ATTEMPTS}"
 
 
 @value

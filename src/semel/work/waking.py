@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from semel.stores import AsyncStore, Store
 from semel.stores.dialect import durable_of
-from semel.stores.forks import leave_alone, start_afresh_in_children
+from semel.stores.forks import importing, leave_alone, start_afresh_in_children
 from semel.stores.outbox import sleep_lock
 
 #: How often SQLite is asked whether anything was committed: it reads a counter in shared memory.
@@ -73,7 +73,8 @@ class PostgresWaker:
 
     def __init__(self, store: Any, to: str, wake: Callable[[], None], *, waits: bool) -> None:
         """Call *wake*, in the relay's thread or on its loop."""
-        from semel.stores.postgres.sleeping import Sleeper  # noqa: PLC0415 - a store's own, where it is that one
+        with importing:
+            from semel.stores.postgres.sleeping import Sleeper  # noqa: PLC0415 - a store's own, where it is that one
 
         self._waits = waits
         self._bell = _Bell(wake)

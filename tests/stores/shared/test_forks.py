@@ -6,6 +6,8 @@ parent's loop hear nothing more of it.
 
 import asyncio
 import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
@@ -115,3 +117,41 @@ def _fork(use: Use, used: AsyncStore) -> int:
 async def _use_and_close(use: Use, used: AsyncStore) -> None:
     await use(used, "in the child")
     await used.close()
+
+
+#: A thread makes the first call of its process, and is in the middle of importing the store when another one forks.
+FIRST_CALL = """
+import importlib.abc, os, signal, sys, threading
+from semel.functions import once
+
+STORE = "semel.stores.sqlite.store"
+begun, go_on = threading.Event(), threading.Event()
+
+class Slow(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == STORE:
+            begun.set()
+            go_on.wait()
+
+sys.meta_path.insert(0, Slow())
+
+def call(key):
+    return once(key, len, "four", store=sys.argv[1], name="length", compare=None)
+
+first = threading.Thread(target=call, args=("first",))
+first.start()
+begun.wait()
+os.register_at_fork(before=go_on.set)
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    os._exit(0 if call("second") == 4 else 1)
+first.join()
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_fork_in_the_middle_of_the_first_call(sqlite_url: str) -> None:
+    """A child that is forked while another thread makes the first call of its process makes its own calls."""
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FIRST_CALL, sqlite_url]
+    subprocess.run(command, check=True)

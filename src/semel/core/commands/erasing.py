@@ -28,11 +28,14 @@ class Erased:
 
     #: How many records, or lines, were erased; in a preview, how many would be.
     count: int = 0
-    #: Scope and key of every record that has ended, erased now or before: a cache in front of a store drops these.
+    #: Scope and key of every record that has ended, erased now or before: the memory in front of a store drops these.
     ended: tuple[tuple[str, str], ...] = ()
     left: tuple[Left, ...] = ()
     #: Where to go on, for ``after``; None: this was the last part.
     further: str | None = None
+    #: How many answers of the owner were deleted from a cache in front of the store, with the last part; None: there is
+    #: no such cache.
+    copies: int | None = None
 
 
 @value

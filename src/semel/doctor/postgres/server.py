@@ -267,9 +267,10 @@ def _encoding(session: Postgres) -> str:
 
 @GROUP.check(
     "encoding",
-    Severity.WARNING,
+    Severity.ERROR,
     title="The database's encoding is UTF-8",
-    why="A scope or a key may have any character. One that the encoding lacks is refused with 503.",
+    why="The result of an effect may have any character. One that can't be written is an outcome that can't be "
+    "recorded, so Semel refuses such a database: nothing is guarded, and nothing runs.",
     mend="CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0;   # and move the tables",
     look=_encoding,
 )

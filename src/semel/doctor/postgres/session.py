@@ -16,6 +16,7 @@ from semel.doctor.model import Kind
 from semel.doctor.session import Handled, Session, Some, Unavailable
 from semel.errors import ConfigurationError
 from semel.stores.postgres.address import CONNECT_SECONDS, Address
+from semel.stores.postgres.encoding import ENCODING
 from semel.stores.postgres.errors import unreachable
 from semel.stores.postgres.opening import as_given
 from semel.stores.statement import Query
@@ -106,7 +107,12 @@ class Postgres(Session):
             given.autocommit = False
             return given
         try:
-            return psycopg.connect(self.address.url, connect_timeout=wait, application_name="semel doctor")
+            return psycopg.connect(
+                self.address.url,
+                connect_timeout=wait,
+                application_name="semel doctor",
+                client_encoding=ENCODING,
+            )
         except psycopg.Error as error:
             if opener is None:
                 raise

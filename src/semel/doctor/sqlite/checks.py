@@ -185,6 +185,23 @@ def network(seen: Files, _limits: Limits) -> Judgement:
 
 
 @GROUP.check(
+    "one-name",
+    Severity.ERROR,
+    title="The file has one name",
+    why="SQLite's log lies beside the name by which the file was opened: by another hard link, or in another container "
+    "that was given the file alone, a key that was claimed is free, and what is in a log can be lost. The store "
+    "refuses such a file.",
+    mend="find FOLDER -samefile FILE   # keep one of them; or mount the folder, and not the file",
+    look=_files,
+)
+def one_name(seen: Files, _limits: Limits) -> Judgement:
+    """Judge the names of the file."""
+    if seen.links > 1:
+        return wrong(f"{seen.file.name} has {seen.links} hard links.")
+    return wrong(f"{seen.file.name} is mounted by itself.") if seen.is_mounted else ok("One name, in its own folder.")
+
+
+@GROUP.check(
     "private",
     Severity.ERROR,
     title="Other users of this machine can't read the file",

@@ -43,6 +43,9 @@ class Files:
     free: int
     size: int
     log_size: int = 0
+    #: Its hard links, and whether it is mounted by itself.
+    links: int = 1
+    is_mounted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 from semel.doctor.model import Kind
 from semel.doctor.session import Handled, Session, Some, Unavailable
 from semel.doctor.sqlite.facts import Files, Owned, mounted_on
-from semel.stores.sqlite.file import Place, connect_to_read, explained, is_outdated, locate
+from semel.stores.sqlite.file import Place, connect_to_read, explained, is_outdated, locate, names_of
 from semel.stores.statement import DEFAULT_TABLE
 
 #: More of them are not counted.
@@ -131,6 +131,7 @@ class SQLite(Session):
         """The file, its folder, its log and its disk."""
         mounts = Path("/proc/mounts")
         path = self.path.resolve()
+        links, is_mounted = names_of(path)
         return Files(
             file=Owned.of(path),
             folder=Owned.of(path.parent),
@@ -138,6 +139,8 @@ class SQLite(Session):
             free=shutil.disk_usage(path.parent).free,
             size=path.stat().st_size,
             log_size=self.log.stat().st_size if self.log.exists() else 0,
+            links=links,
+            is_mounted=is_mounted,
         )
 
     def has_neighbours(self) -> bool:

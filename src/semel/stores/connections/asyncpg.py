@@ -29,6 +29,7 @@ from semel.stores.connections.urls import postgres_url, unknown_address
 from semel.stores.forks import leave_alone, start_afresh_in_children
 from semel.stores.postgres.address import CONNECT_SECONDS, Address
 from semel.stores.postgres.durability import is_off_async
+from semel.stores.postgres.encoding import ENCODING
 from semel.stores.postgres.errors import unreachable
 from semel.stores.postgres.network import STATEMENTS, tell_kernel
 from semel.stores.postgres.pooler import is_direct_async
@@ -66,7 +67,7 @@ class _Connection(asyncpg.Connection):
         named: dict[str, Any] = {
             "connection_class": cls,
             "timeout": CONNECT_SECONDS,
-            "server_settings": {"application_name": APPLICATION_NAME},
+            "server_settings": {"application_name": APPLICATION_NAME, "client_encoding": ENCODING},
         }
         made: Any = await asyncpg.connect(url, **named)
         is_direct = await is_direct_async(made)

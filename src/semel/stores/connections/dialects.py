@@ -16,6 +16,8 @@ from semel.errors import ConfigurationError, StoreError, StoreUnavailable
 from semel.stores.connections.endings import FAILED_INSIDE, Notices, is_fence, of_commit, of_statement
 from semel.stores.connections.urls import postgres_url, sqlite_url
 from semel.stores.postgres.address import Address
+from semel.stores.postgres.encoding import check_encoding
+from semel.stores.postgres.joined import NOTE_TABLE
 from semel.stores.sqlite.file import explained, locate
 from semel.stores.sqlite.statements import Statements
 from semel.stores.sqlite.transactions import Lender
@@ -80,12 +82,15 @@ class Postgres:
     def close(self) -> None:
         """Nothing is ours."""
 
-    def begin(self, connection: Connection, command: Begin | Open) -> None:  # noqa: ARG002 - SQLite's concern
+    def begin(self, connection: Connection, command: Begin | Open) -> None:
         """See that there will be a transaction: the driver begins it with the first statement."""
         if getattr(connection.connection.dbapi_connection, "autocommit", False):
             raise ConfigurationError(
                 'This engine has isolation_level="AUTOCOMMIT", so it has no transactions. Give one that has.'
             )
+        check_encoding(connection.connection.driver_connection, self._address)
+        if isinstance(command, Open):
+            connection.exec_driver_sql(self._address.names.put_into(NOTE_TABLE))
 
     def of_statement(self, error: DBAPIError) -> Exception | None:
         """Return what an error of a statement of ours means."""

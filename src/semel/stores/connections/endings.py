@@ -7,11 +7,19 @@ import socket
 from contextlib import suppress
 from typing import Any
 
-from semel.errors import AnswerNotStored, CommitUnknown, ConfigurationError, Overtaken, StoreError, StoreUnavailable
+from semel.errors import (
+    AnswerNotStored,
+    CommitUnknown,
+    ConfigurationError,
+    Overtaken,
+    SemelError,
+    StoreError,
+    StoreUnavailable,
+)
 from semel.stores.postgres.address import Address
 from semel.stores.postgres.durability import FOR_TRANSACTION
 from semel.stores.postgres.errors import TRANSIENT, translated
-from semel.stores.postgres.joined import ENDED, FENCED
+from semel.stores.postgres.joined import ENDED, FENCED, MOVED
 from semel.stores.statement import Names
 
 #: How long to wait for a connection while all are in use. A client that waits longer has given up by itself.
@@ -81,12 +89,18 @@ def _table_of(error: BaseException | None) -> str | None:
     return name
 
 
-def of_statement(error: Exception, sqlstate: str | None, address: Address) -> StoreError | None:
+def of_statement(error: Exception, sqlstate: str | None, address: Address) -> SemelError | None:
     """Return what an *error* of a statement of ours means; None: it is raised as it is."""
+    if sqlstate == _NO_NUMBER and MOVED in str(error):
+        return moved_inside()
     if sqlstate in TRANSIENT:
         # Under SERIALIZABLE or REPEATABLE READ. The whole transaction would have to be run again, not the statement.
-        return Overtaken(f"{address}: another transaction was in the way: {' '.join(str(error).split())}")
+        return Overtaken(_in_the_way(error, address))
     return translated(error, sqlstate, address)
+
+
+def _in_the_way(error: Exception, address: Address) -> str:
+    return f"{address}: another transaction was in the way: {' '.join(str(error).split())}"
 
 
 def of_commit(error: Exception, sqlstate: str | None, address: Address, *, is_lost: bool) -> StoreError | None:
@@ -94,7 +108,7 @@ def of_commit(error: Exception, sqlstate: str | None, address: Address, *, is_lo
     if is_lost or isinstance(translated(error, sqlstate, address), StoreUnavailable):
         return unknown(address, error)
     # What else `translated` knows would be said of a table of ours. At COMMIT it is about a deferred trigger's.
-    return of_statement(error, sqlstate, address) if sqlstate in TRANSIENT else None
+    return Overtaken(_in_the_way(error, address)) if sqlstate in TRANSIENT else None
 
 
 def unknown(address: Address, error: BaseException) -> CommitUnknown:
@@ -118,6 +132,15 @@ def ended_inside() -> ConfigurationError:
     return ConfigurationError(
         "The transaction was ended inside the handler, so its record could not be committed with it. "
         "Don't COMMIT or ROLLBACK on operation.connection: Semel does, when the answer is known."
+    )
+
+
+def moved_inside() -> ConfigurationError:
+    """Say that a handler has hidden Semel's tables."""
+    return ConfigurationError(
+        "The handler changed search_path, or made a temporary table, so that another table is found by the name of "
+        "Semel's. Nothing was written. Name the schema in the store's URL, as in ?schema=public, and for an engine or "
+        "a pool in url=; or set search_path back before the handler ends."
     )
 
 

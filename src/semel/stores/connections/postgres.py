@@ -29,6 +29,8 @@ from semel.stores.connections.endings import (
 from semel.stores.connections.script import Prepared, is_short, plain
 from semel.stores.postgres.address import Address
 from semel.stores.postgres.durability import FOR_TRANSACTION
+from semel.stores.postgres.encoding import check_encoding
+from semel.stores.postgres.joined import NOTE_TABLE
 from semel.stores.statement import Joined
 from semel.stores.transaction import AsyncConnections, AsyncUnit, Connections, Fenced, Unit, at_once
 
@@ -60,6 +62,8 @@ class Session:
     def __init__(self, *, is_direct: bool, is_off: bool) -> None:
         """*is_direct*: it is to the server itself, and not to a pooler. *is_off*: its COMMIT is answered too early."""
         self.is_direct = is_direct
+        #: Whether it was seen to carry every character.
+        self.is_checked = False
         self.begin_sql = "; ".join(filter(None, (RESET, _BEGIN, FOR_TRANSACTION if is_off else None)))
         self.commit_sql = commit_sql(is_direct=is_direct, is_off=is_off)
         self.prepared = Prepared()
@@ -130,10 +134,17 @@ class Kernel:
     async def begin(self, opening: Sequence[Joined[Any]] | None) -> None:
         """Begin, and look whether the handler can be run, in one round trip."""
         executor, session = self.executor, self.executor.session
+        if session is None or not session.is_checked:
+            # Of the application's each time: what is lent by a pool need not be alike.
+            check_encoding(executor.connection, self._address)
+        if session is not None:
+            session.is_checked = True
         sql = executor.begin_sql() if session is None else session.begin_sql
         try:
             if opening is not None:
                 sql = f"{sql}; {self._text(opening)}"
+            else:
+                sql = f"{sql}; {self._address.names.put_into(NOTE_TABLE)}"
             tag = await executor.begin(sql)
         except executor.faults as error:
             self._raise_known(error)

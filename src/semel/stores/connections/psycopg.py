@@ -28,6 +28,7 @@ from semel.stores.connections.urls import postgres_url, unknown_address
 from semel.stores.forks import leave_alone, start_afresh_in_children
 from semel.stores.postgres.address import CONNECT_SECONDS, Address
 from semel.stores.postgres.durability import is_off
+from semel.stores.postgres.encoding import ENCODING
 from semel.stores.postgres.errors import unreachable
 from semel.stores.postgres.network import STATEMENTS
 from semel.stores.postgres.opening import as_given
@@ -50,6 +51,7 @@ _SESSION: dict[str, Any] = {
     "autocommit": True,
     "prepare_threshold": 0,
     "connect_timeout": CONNECT_SECONDS,
+    "client_encoding": ENCODING,
     **STATEMENTS,
     "fallback_application_name": APPLICATION_NAME,
 }

@@ -32,8 +32,9 @@ from semel.stores.postgres.address import LOCK_SECONDS, Address
 from semel.stores.postgres.base import retried
 from semel.stores.postgres.bounds import walks_of
 from semel.stores.postgres.durability import Durability
+from semel.stores.postgres.encoding import check_encoding
 from semel.stores.postgres.errors import translated, unreachable
-from semel.stores.postgres.joined import JoinedStatements
+from semel.stores.postgres.joined import NOTE_TABLE, JoinedStatements
 from semel.stores.postgres.statements import Statements
 from semel.stores.postgres.upkeep import MAX_WALKS, advance
 from semel.stores.postgres.version import check_version, tells_version
@@ -49,7 +50,7 @@ except ImportError as error:
 
 T = TypeVar("T")
 
-_PROBE = Statement("SELECT 1", [], lambda _rows: None)
+_PROBE = Statement(NOTE_TABLE, [], lambda _rows: None)
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class Postgres(Database):
                 f"{name_of(wrapper)} uses {wrapper.Database.__name__}. Semel needs psycopg 3, which Django "
                 "prefers if it is installed: pip install 'psycopg[binary]'"
             )
+        check_encoding(wrapper.connection, self._address)
 
     def drop(self, wrapper: Wrapper) -> None:
         """Close a broken connection, and the idle ones of its pool: the server was restarted, or another is the primary
@@ -206,9 +208,9 @@ class Postgres(Database):
     def _raise_known(self, error: psycopg.Error) -> None:
         if is_fence(error, error.sqlstate, self._address.names):
             raise Fenced from error
-        known = self._in_our_words(of_statement(error, error.sqlstate, self._address))
+        known = of_statement(error, error.sqlstate, self._address)
         if known is not None:
-            raise known from error
+            raise (self._in_our_words(known) or known if isinstance(known, StoreError) else known) from error
 
     def commit_with(self, wrapper: Wrapper, last: Joined[Any]) -> StoreError | None:
         """Run the last statement and COMMIT."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from semel.stores.django.wrapper import Wrapper, name_of
 from semel.stores.migration import Book
+from semel.stores.postgres.encoding import check_encoding
 from semel.stores.postgres.pooler import is_direct
 from semel.stores.sqlite import file
 from semel.stores.statement import DEFAULT_TABLE, DEFAULT_WATERMARK, Names, load_migrations
@@ -103,6 +104,7 @@ class _Session:
     def __init__(self, wrapper: Wrapper) -> None:
         wrapper.ensure_connection()
         self._wrapper = wrapper
+        check_encoding(wrapper.connection, name_of(wrapper))
         self.is_direct = is_direct(wrapper.connection)
 
     def run(self, sql: str) -> list[Any]:

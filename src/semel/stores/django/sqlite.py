@@ -20,7 +20,7 @@ from semel.errors import CommitUnknown, ConfigurationError, StoreError, StoreUna
 from semel.stores.django.turns import Turns, turns_of
 from semel.stores.django.units import Database, no_tables
 from semel.stores.django.wrapper import Block, Wrapper, close, name_of
-from semel.stores.sqlite.file import OLDEST_SQLITE, Place, explained, is_busy, is_migrated, is_outdated
+from semel.stores.sqlite.file import OLDEST_SQLITE, Place, check_name, explained, is_busy, is_migrated, is_outdated
 from semel.stores.sqlite.statements import SQLiteJoins, Statements
 from semel.stores.sqlite.transactions import name
 from semel.stores.sqlite.writer import Batch
@@ -55,10 +55,13 @@ class SQLite(Database):
 
     def connect(self, wrapper: Wrapper) -> None:
         """Connect, and check that the driver is the module ``sqlite3``."""
+        is_new = wrapper.connection is None
         try:
             wrapper.ensure_connection()
         except DjangoError as error:
             raise StoreUnavailable(f"{name_of(wrapper)} can't be opened: {error}") from error
+        if is_new:
+            check_name(place_of(wrapper).path)
         if not isinstance(wrapper.connection, sqlite3.Connection):
             raise ConfigurationError(f"{name_of(wrapper)} does not use Python's sqlite3, which Semel needs.")
 

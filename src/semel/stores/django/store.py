@@ -30,6 +30,7 @@ from semel.stores.django.wrapper import (
     wrapper_of,
 )
 from semel.stores.endings import Endings
+from semel.stores.forks import importing
 from semel.stores.statement import Names
 from semel.stores.transaction import JoinedStatements, Transaction
 
@@ -136,7 +137,8 @@ class DjangoStore(Store):
             )
         module, name = _DATABASES[vendor]
         try:
-            kind = getattr(import_module(module), name)
+            with importing:
+                kind = getattr(import_module(module), name)
         except ImportError as error:
             raise ConfigurationError(f"{name_of(wrapper)}: {error}") from error
         made: Database = kind(self.alias, audit=self._audit, actor=self._author)

@@ -38,8 +38,6 @@ MIN_SECRET = 32
 _NAME_BYTES = 4
 _PREFIX = 1 + _NAME_BYTES
 
-_write = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-
 #: Scope and key: where a value belongs.
 Place = tuple[str, str]
 
@@ -144,7 +142,7 @@ class Sealer:
     def _sealed_step(self, place: Place, step: Done) -> Done:
         if step.kept is not None:
             return Done(step.kind, step.name, step.kept[0])
-        sealed = self.seal(f"step {step.name}", place, _write(step.result).encode())
+        sealed = self.seal(f"step {step.name}", place, recovery.as_text(step.result).encode())
         return Done(step.kind, step.name, {MARK: base64.b64encode(sealed).decode()})
 
     def _opened_step(self, place: Place, step: Done) -> Done:

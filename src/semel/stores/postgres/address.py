@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from semel.core.trail import Audit
 from semel.errors import ConfigurationError
+from semel.stores.postgres.encoding import ENCODING
 from semel.stores.statement import DEFAULT_TABLE, Names
 
 #: How long a server may take to answer before it counts as gone. A half-open connection never answers.
@@ -35,6 +36,7 @@ Takeover = Literal["lease", "instant"]
 #: than one for many that it plans it anew each time, which takes several times as long as to run it.
 SESSION = {
     "application_name": "semel",
+    "client_encoding": ENCODING,
     "default_transaction_isolation": "read committed",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",

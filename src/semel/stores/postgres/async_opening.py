@@ -113,6 +113,11 @@ class PsycopgSession:
         """Return which process of the server's serves this, as the greeting said."""
         return self._connection.info.backend_pid
 
+    @property
+    def info(self) -> Any:
+        """What the server has told of itself."""
+        return self._connection.info
+
     def is_closed(self) -> bool:
         """Tell whether the connection is no more."""
         return self._connection.closed

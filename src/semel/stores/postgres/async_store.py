@@ -15,13 +15,14 @@ from semel.errors import ConfigurationError, StoreError, StoreNotPermitted, Stor
 from semel.stores.base import AsyncStore
 from semel.stores.batching import AsyncBatcher, refused
 from semel.stores.fair_queue import MAX_BATCH_BYTES, size_of
-from semel.stores.forks import leave_alone, start_afresh_in_children
+from semel.stores.forks import importing, leave_alone, start_afresh_in_children
 from semel.stores.postgres.address import CONNECT_SECONDS, MAX_CONNECTIONS, SESSION, STATEMENT_SECONDS, Address
 from semel.stores.postgres.async_listening import AsyncListener
 from semel.stores.postgres.async_opening import PsycopgSession, as_given, settle
 from semel.stores.postgres.base import SHARES, TRIES, PostgresBase
 from semel.stores.postgres.bounds import walks_of
 from semel.stores.postgres.durability import FOR_TRANSACTION, is_off_async
+from semel.stores.postgres.encoding import ENCODING, check_encoding
 from semel.stores.postgres.errors import TRANSIENT, is_too_slow, outlasted, read_only, translated, unreachable
 from semel.stores.postgres.pooler import is_direct_async
 from semel.stores.postgres.renewals import Renewals
@@ -120,7 +121,8 @@ class AsyncPostgresStore(PostgresBase, AsyncStore):
             self._liveness.start()
         if self._connections is None:
             # Here, because it imports a pool that most stores never need.
-            from semel.stores.connections.asyncpg import AsyncpgConnections  # noqa: PLC0415
+            with importing:
+                from semel.stores.connections.asyncpg import AsyncpgConnections  # noqa: PLC0415
 
             self._connections = AsyncpgConnections(self.address)
         return AsyncTransaction(self._connections, self._joined, self._durability)
@@ -344,6 +346,11 @@ class _Link:
             raise ConfigurationError(f"{self._address} can't be read as the address of a PostgreSQL server.") from None
         except _FAULTS as error:
             raise unreachable(error, self._address) from error
+        try:
+            check_encoding(self._connection, self._address)
+        except BaseException:
+            self.drop()
+            raise
         return self._connection
 
     async def _opened_as_given(self) -> Any:
@@ -374,7 +381,10 @@ class _Link:
         take, only this client limits; and with each statement planned anew, a plan can't grow old.
         """
         self.is_direct = False
-        connection = await asyncpg.connect(self._address.url, timeout=CONNECT_SECONDS, statement_cache_size=0)
+        settings = {"client_encoding": ENCODING}
+        connection = await asyncpg.connect(
+            self._address.url, timeout=CONNECT_SECONDS, statement_cache_size=0, server_settings=settings
+        )
         self._is_off = await is_off_async(connection)
         return connection
 

@@ -11,15 +11,19 @@ SELECT pg_try_advisory_xact_lock(CAST(CAST(:lock AS text) AS bigint)) AS has_loc
             THEN CAST(current_user AS text) END AS powerless_role,
        receipt.state, receipt.attempts, receipt.digest, receipt.error,
        CAST(EXTRACT(EPOCH FROM receipt.changed_at) * 1000000 AS bigint) AS mark
-  FROM (SELECT 1) AS always
+  FROM (SELECT set_config('semel.table', coalesce(CAST(CAST(to_regclass('semel_keys') AS oid) AS text), 'none'), true) OFFSET 0) AS always
   LEFT JOIN semel_inbox AS receipt
     ON receipt.consumer = CAST(:consumer AS text) AND receipt.message_id = CAST(:message_id AS text)
 
 -- name: note_done
 -- The receipt of a message that was handled. No row comes back if there is one already, and under REPEATABLE READ this
--- fails if one was committed since the snapshot: in either case the handler's writes are rolled back.
+-- fails if one was committed since the snapshot: in either case the handler's writes are rolled back. It fails, too, where
+-- the handler has changed the search path, and another table is found (joined.py).
 INSERT INTO semel_inbox AS receipt (consumer, message_id, state, attempts, digest)
-VALUES (CAST(:consumer AS text), CAST(:message_id AS text), 'done', CAST(0 AS integer), CAST(:digest AS bytea))
+VALUES (CAST(:consumer AS text), CAST(:message_id AS text), 'done',
+        CAST(CASE WHEN current_setting('semel.table', true)
+                       NOT IN ('', coalesce(CAST(CAST(to_regclass('semel_keys') AS oid) AS text), 'none'))
+                  THEN 'semel: moved' ELSE '0' END AS integer), CAST(:digest AS bytea))
     ON CONFLICT (consumer, message_id) DO UPDATE
    SET state = 'done', digest = coalesce(excluded.digest, receipt.digest), changed_at = clock_timestamp(), error = NULL
  WHERE receipt.state <> 'done'

@@ -31,7 +31,7 @@ _RECIPE = len(VERSION) + RECIPE_BYTES
 #: it, is not carried out then. The server quotes it, in whatever language it speaks.
 FENCED = "semel: fenced"
 _WAS_WRITTEN = "\nSELECT 1"
-_OR_FAIL = f"\nSELECT CAST(CASE WHEN count(*) = 1 THEN '1' ELSE '{FENCED}' END AS integer)"
+_OR_FAIL = f"\nSELECT CAST(CASE WHEN {{moved}} WHEN count(*) = 1 THEN '1' ELSE '{FENCED}' END AS integer)"
 
 #: What it fails by where the transaction does not bear the mark: a handler has ended the one that was begun, and begun
 #: another. COMMIT AND CHAIN and ROLLBACK AND CHAIN keep the mark.
@@ -39,7 +39,14 @@ ENDED = "semel: ended"
 _IS_MARKED = "current_setting('transaction_deferrable') = 'on'"
 _OR_FAIL_UNMARKED = _OR_FAIL.replace("CASE", f"CASE WHEN NOT {_IS_MARKED} THEN '{ENDED}'")
 _ATTEMPT = "CAST(:attempt AS integer)"
-_ATTEMPT_IF_MARKED = f"{_ATTEMPT} * CAST(CASE WHEN {_IS_MARKED} THEN '1' ELSE '{ENDED}' END AS integer)"
+
+#: What it fails by where a handler has changed the search path, or made a temporary table, so that another table is
+#: found by the name than the one that was looked at: the record would be written where no retry looks.
+MOVED = "semel: moved"
+_TABLE_NOW = "coalesce(CAST(CAST(to_regclass('semel_keys') AS oid) AS text), 'none')"
+HAS_MOVED = f"current_setting('semel.table', true) NOT IN ('', {_TABLE_NOW})"
+#: Notes which table is meant, in a transaction without a first look.
+NOTE_TABLE = f"SELECT set_config('semel.table', {_TABLE_NOW}, true)"
 
 #: How many ways to finish are kept as statements: as many as there are policies, and states.
 _MAX_FINISHES = 64
@@ -69,7 +76,8 @@ class JoinedStatements:
         self._lock, self._peek, self._begin, self._probe = map(query, ("lock", "peek", "begin", "probe"))
         self._noted = f"{query('note_finish').text}\n" if builder.tells_all else ""
         self._finishes: dict[_Terms, tuple[Query, Query]] = {}
-        self._replace, self._save = _failing(query("replace")), _failing(query("save"))
+        self._moved = f"{builder.names.put_into(HAS_MOVED)} THEN '{MOVED}'"
+        self._replace, self._save = self._failing(query("replace")), self._failing(query("save"))
         self.has_questions = True
 
     def questions(self) -> Iterator[Joined[Any]]:
@@ -184,11 +192,27 @@ class JoinedStatements:
             on_crash=on_crash,
             after_retention=after_retention,
         )
-        made = query, Query(query.text.replace(_ATTEMPT, _ATTEMPT_IF_MARKED))
+        seen = f"CASE WHEN {self._moved}"
+        made = (
+            Query(query.text.replace(_ATTEMPT, f"{_ATTEMPT} * CAST({seen} ELSE '1' END AS integer)")),
+            Query(
+                query.text.replace(
+                    _ATTEMPT, f"{_ATTEMPT} * CAST({seen} WHEN {_IS_MARKED} THEN '1' ELSE '{ENDED}' END AS integer)"
+                )
+            ),
+        )
         if len(self._finishes) >= _MAX_FINISHES:
             self._finishes.clear()
         self._finishes[terms] = made
         return made
+
+    def _failing(self, query: Query) -> tuple[Query, Query]:
+        """Return *query*, which ends with a row if it has written, as one that fails if it has not; and as one that
+        fails as well where the transaction does not bear the mark.
+        """
+        before, _, rest = query.text.rpartition(_WAS_WRITTEN)
+        plain, marked = (each.format(moved=self._moved) for each in (_OR_FAIL, _OR_FAIL_UNMARKED))
+        return Query(before + plain + rest), Query(before + marked + rest)
 
     def _begun(self, claim: Claim, rows: Sequence[Sequence[Any]]) -> Begun:
         holder, is_replica, is_read_only, powerless_role, keeps_snapshot, *record = rows[0]
@@ -247,14 +271,6 @@ def _nothing(_rows: Sequence[Sequence[Any]]) -> None:
 def _done(_rows: Sequence[Sequence[Any]]) -> Verdict:
     """Read a write that was made: one that was not has failed."""
     return Verdict.DONE
-
-
-def _failing(query: Query) -> tuple[Query, Query]:
-    """Return *query*, which ends with a row if it has written, as one that fails if it has not; and as one that fails
-    as well where the transaction does not bear the mark.
-    """
-    before, _, rest = query.text.rpartition(_WAS_WRITTEN)
-    return Query(before + _OR_FAIL + rest), Query(before + _OR_FAIL_UNMARKED + rest)
 
 
 _SAVEPOINT = Joined(Query("SAVEPOINT semel_probe"), {}, _nothing)

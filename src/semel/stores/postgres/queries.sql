@@ -374,13 +374,15 @@ RETURNING 1
 -- which of them it has, for the next statement. It is sent together with BEGIN and peek.
 -- The request's own lock comes first, and the key's only with it. So a request that fails at the first knows that the
 -- request which runs is the same, and one that fails at the second, that it is another.
+-- It also notes which table is meant: a handler may change the search path, and another of that name is found then.
 -- The locks' numbers come as text, because some drivers take every number for one of 32 bits.
 SELECT set_config('semel.holder',
                   CASE WHEN pg_try_advisory_xact_lock(CAST(CAST(:request_lock AS text) AS bigint))
                        THEN CASE WHEN pg_try_advisory_xact_lock(CAST(CAST(:key_lock AS text) AS bigint))
                                  THEN 'mine' ELSE 'other' END
                        ELSE 'same' END,
-                  true)
+                  true),
+       set_config('semel.table', coalesce(CAST(CAST(to_regclass('semel_keys') AS oid) AS text), 'none'), true)
 
 
 -- name: peek
@@ -411,7 +413,8 @@ WITH lock AS MATERIALIZED (
     SELECT CASE WHEN pg_try_advisory_xact_lock(CAST(CAST(:request_lock AS text) AS bigint))
                 THEN CASE WHEN pg_try_advisory_xact_lock(CAST(CAST(:key_lock AS text) AS bigint))
                           THEN 'mine' ELSE 'other' END
-                ELSE 'same' END AS holder
+                ELSE 'same' END AS holder,
+           set_config('semel.table', coalesce(CAST(CAST(to_regclass('semel_keys') AS oid) AS text), 'none'), true)
 )
 SELECT lock.holder, pg_is_in_recovery() AS is_replica,
        CAST(current_setting('transaction_read_only') AS boolean) AS is_read_only,

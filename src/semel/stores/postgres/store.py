@@ -15,11 +15,12 @@ from semel.core.record import Hold
 from semel.errors import ConfigurationError, StoreError, StoreNotPermitted, StoreReadOnly
 from semel.stores.base import Store
 from semel.stores.batching import Batcher, refused
-from semel.stores.forks import start_afresh_in_children
+from semel.stores.forks import importing, start_afresh_in_children
 from semel.stores.migration import Layout, PlannedMigration
 from semel.stores.postgres.address import CONNECT_SECONDS, MAX_CONNECTIONS, SESSION, Address
 from semel.stores.postgres.base import SHARES, PostgresBase, retried
 from semel.stores.postgres.bounds import walks_of
+from semel.stores.postgres.encoding import ENCODING, check_encoding
 from semel.stores.postgres.errors import read_only, translated, unreachable
 from semel.stores.postgres.layouts import LayoutMigrator
 from semel.stores.postgres.listening import Listener
@@ -101,7 +102,8 @@ class PostgresStore(PostgresBase, Store):
         with self._mutex:
             if self._connections is None:
                 # Here, because it imports a pool that most stores never need.
-                from semel.stores.connections.psycopg import PsycopgConnections  # noqa: PLC0415
+                with importing:
+                    from semel.stores.connections.psycopg import PsycopgConnections  # noqa: PLC0415
 
                 self._connections = PsycopgConnections(self.address)
             return Transaction(self._connections, self._joined, self._durability)
@@ -285,6 +287,11 @@ class _Link:
                 settle(connection, SESSION if self._address.opener else {})
         except psycopg.Error as error:
             raise unreachable(error, self._address) from error
+        try:
+            check_encoding(connection, self._address)
+        except BaseException:
+            connection.close()
+            raise
         connection.cursor_factory = psycopg.RawCursor
         if not self.is_direct:
             connection.prepare_threshold = None
@@ -326,6 +333,7 @@ class _Link:
             autocommit=True,
             prepare_threshold=0,
             connect_timeout=CONNECT_SECONDS,
+            client_encoding=ENCODING,
             **STATEMENTS,
             **more,
         )

@@ -64,6 +64,10 @@ _WORK: dict[str, Work] = {
     r"CREATE TABLE \w+ AS SELECT|INSERT INTO .*SELECT": "rewrites",
     r"CREATE (UNIQUE )?INDEX|UPDATE|DELETE": "reads",
 }
+#: What this process sees mounted, as the kernel writes it: the fifth word of each line is where.
+_MOUNTS = Path("/proc/self/mountinfo")
+_POINT = 4
+_ESCAPES = str.maketrans({letter: f"\\{ord(letter):03o}" for letter in " \t\n\\"})
 _OUTDATED = ("no such table", "no such column", "has no column named")
 #: The other bits of an extended error code are only details.
 _PRIMARY = 0xFF
@@ -109,7 +113,8 @@ def locate(url: str) -> Place:
         raise ConfigurationError(f"{url!r} says audit={audit}. It is {', '.join(AUDITS[:-1])} or {AUDITS[-1]}.")
     if unknown := settings.keys() - {"table"}:
         raise ConfigurationError(f"{url!r} has a setting that is not known: {min(unknown)}. There are audit and table.")
-    return Place(Path(file).absolute(), Names(**settings), audit)
+    # One name for one file, whichever links lead there: SQLite's log lies beside the file itself.
+    return Place(Path(os.path.realpath(file)), Names(**settings), audit)
 
 
 def connect(path: Path, kind: type[sqlite3.Connection] = sqlite3.Connection) -> sqlite3.Connection:
@@ -117,6 +122,7 @@ def connect(path: Path, kind: type[sqlite3.Connection] = sqlite3.Connection) -> 
     if not path.parent.is_dir():
         raise StoreUnavailable(f"There is no folder {path.parent} to keep {path.name} in. Make it, or correct the URL.")
     _make(path)
+    check_name(path)
     # Threads may share it because they use it one at a time; transactions are begun and ended explicitly.
     connection = sqlite3.connect(
         path,
@@ -134,6 +140,36 @@ def connect(path: Path, kind: type[sqlite3.Connection] = sqlite3.Connection) -> 
         connection.close()
         raise
     return connection
+
+
+def check_name(path: Path) -> None:
+    """Raise where the file is known by more than one name. Under each, SQLite keeps another log beside it: a key that
+    was claimed under one is free under the other, and what is in a log can be lost.
+    """
+    real = Path(os.path.realpath(path))
+    links, is_mounted = names_of(real)
+    if links > 1:
+        raise StoreNotReady(
+            f"{real} has {links} names (hard links), and processes that open it by another one see another database. "
+            f"Keep one of them: find FOLDER -samefile {quote(str(real))}. To copy it: sqlite3 {quote(str(real))} "
+            "'.backup COPY'."
+        )
+    if is_mounted:
+        raise StoreNotReady(
+            f"{real} is mounted as a single file, so its log is not beside the file that others open, and is lost with "
+            f"this container. Mount the folder that it is in: -v /folder/on/the/host:{quote(str(real.parent))}."
+        )
+
+
+def names_of(path: Path) -> tuple[int, bool]:
+    """Return how many hard links there are of a file, 0 where there is none, and whether it is a mount by itself."""
+    mounted = str(path).translate(_ESCAPES)
+    try:
+        mounts = _MOUNTS.read_text("utf-8", "surrogateescape")
+    except OSError:  # not on Linux
+        mounts = ""
+    is_mounted = any(mounted in line.split(" ", _POINT + 1)[_POINT : _POINT + 1] for line in mounts.splitlines())
+    return (path.stat().st_nlink if path.is_file() else 0), is_mounted
 
 
 def connect_to_read(path: Path) -> sqlite3.Connection:

@@ -19,16 +19,18 @@ import struct
 import threading
 import zlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from datetime import timedelta
 from hashlib import sha256
+from itertools import islice
 from typing import Any
 
 from semel.core.canonical import pack
 from semel.core.commands import Command
 from semel.core.message import Answer
+from semel.core.scope import is_of
 from semel.core.state import State
 from semel.core.value import value
 from semel.errors import StoreError, StoreRefused
@@ -39,6 +41,7 @@ from semel.stores.headers import read_back, written
 from semel.stores.redis.address import Address
 from semel.stores.redis.cluster import Client
 from semel.stores.redis.connection import AsyncConnections, Connections
+from semel.stores.redis.due import Walk
 from semel.stores.redis.protocol import Call, Reply, packed
 from semel.stores.step import Step
 from semel.stores.tiered.memory import Entry, deadline, now
@@ -69,6 +72,9 @@ PROBE_LIMIT = 10.0
 
 #: Hexadecimal digits of a name: enough that two keys never have the same; and each entry has its scope and key in it.
 _DIGITS = 40
+
+#: The first bytes of a value, up to this one: what it is of, and its scope, are among them.
+_HEAD = 16 * 1024
 
 _SEAL = struct.Struct(">BI")
 _LENGTH = struct.Struct(">Q")
@@ -116,12 +122,7 @@ def _decoded(namespace: str, scope: str, key: str, value: bytes, until: float) -
     rest = value[_SEAL.size :]
     if version not in {VERSION, WITH_TRACE} or zlib.crc32(rest) != checksum:
         return None
-    fields = []
-    place = 0
-    while place < len(rest):
-        (length,) = _LENGTH.unpack_from(rest, place)
-        place += _LENGTH.size + length
-        fields.append(rest[place - length : place])
+    fields = list(_fields(rest))
     trace = _text(fields.pop()) if version == WITH_TRACE else None
     *owner, state, attempt, status, accepted, token, fingerprint, headers, steps, body = fields
     if owner != [*map(_bytes, (namespace, scope, key))]:
@@ -129,6 +130,23 @@ def _decoded(namespace: str, scope: str, key: str, value: bytes, until: float) -
     answer = Answer(int(status), read_back(_text(headers)), body[1:] if body else None)
     ended = (State(state.decode()), int(attempt), token, fingerprint, answer, _text(steps[1:]) if steps else None)
     return Entry(scope, key, *ended, is_accepted=bool(accepted), deadline=until, traceparent=trace)
+
+
+def _fields(rest: bytes) -> Iterator[bytes]:
+    place = 0
+    while place < len(rest):
+        (length,) = _LENGTH.unpack_from(rest, place)
+        place += _LENGTH.size + length
+        yield rest[place - length : place]
+
+
+def _may_be_of(owner: str, head: bytes) -> bool:
+    """Whether a value that begins with *head* is an answer of *owner*, or can't be read."""
+    try:
+        _, scope = islice(_fields(head[_SEAL.size :]), 2)
+        return len(head) > _HEAD or is_of(_text(scope), owner)
+    except (struct.error, ValueError):
+        return True
 
 
 def _bytes(text: str) -> bytes:
@@ -351,10 +369,21 @@ class _Answers:
         else:
             self.writing.failed(refused)
 
-    async def delete(self, client: Client, places: Sequence[tuple[str, str]]) -> None:
-        """Delete answers. This one raises: what was to be erased must not stay there unnoticed."""
-        names = [name_of(self.address.prefix, self._namespace, scope, key) for scope, key in places]
-        await client.read([Call(name, packed(b"DEL", name)) for name in names])
+    async def delete(self, client: Client, owner: str) -> int:
+        """Delete the answers of one owner, and return how many. This one raises: what was to be erased must not stay
+        there unnoticed.
+
+        It looks at every answer. A namespace tells how a process spells its durable store, and others may spell it in
+        another way; and an answer that is deleted without need, of another store or a later version, costs a statement.
+        """
+        walk, count = Walk(f"{self.address.prefix}:answer:*", "string"), 0
+        while True:
+            names = list(await walk.stretch(client, 1))
+            heads = await client.read([Call(name, packed("GETRANGE", name, 0, _HEAD)) for name in names])
+            own = [name for name, head in zip(names, heads, strict=True) if _may_be_of(owner, head)]
+            count += sum(await client.read([Call(name, packed("DEL", name)) for name in own]))
+            if walk.is_at_end:
+                return count
 
 
 class Cache(_Answers):
@@ -401,9 +430,9 @@ class Cache(_Answers):
                 self._is_writing = True
                 self._thread.submit(self._write)
 
-    def erase(self, places: Sequence[tuple[str, str]]) -> None:
-        """Delete answers, after all queued ones are written."""
-        self._thread.submit(lambda: at_once(self.delete(self._writer, places))).result()
+    def erase(self, owner: str) -> int:
+        """Delete the answers of one owner, after all queued ones are written."""
+        return self._thread.submit(lambda: at_once(self.delete(self._writer, owner))).result()
 
     def flush(self, seconds: float = CLOSE_SECONDS) -> None:
         """Wait until all queued answers are written."""
@@ -474,13 +503,13 @@ class AsyncCache(_Answers):
         loop.call_soon_threadsafe(work.cancel)
         stopped.wait(CLOSE_SECONDS)
 
-    async def erase(self, places: Sequence[tuple[str, str]]) -> None:
-        """Delete answers, after all queued ones are written."""
+    async def erase(self, owner: str) -> int:
+        """Delete the answers of one owner, after all queued ones are written."""
         await self.flush()
         # A connection of its own: that of the writing task may be in use.
         connections = AsyncConnections(self._patient)
         try:
-            await self.delete(Client(self._patient, connections), places)
+            return await self.delete(Client(self._patient, connections), owner)
         finally:
             connections.drop()
 

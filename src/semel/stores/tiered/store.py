@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -143,8 +144,8 @@ class TieredStore(_Tier, StoreFront):  # type: ignore[override]  # what it has o
         done = self.durable.perform(command)
         if not command.is_preview:
             self.answers.forget(done.ended)
-            if self.cache is not None:
-                self.cache.erase(done.ended)
+            if self.cache is not None and done.further is None:
+                return replace(done, copies=self.cache.erase(command.scope))
         return done
 
     def _claim(self, claim: Claim) -> Any:
@@ -212,8 +213,8 @@ class AsyncTieredStore(_Tier, AsyncStoreFront):  # type: ignore[override]  # as 
         done = await self.durable.perform(command)
         if not command.is_preview:
             self.answers.forget(done.ended)
-            if self.cache is not None:
-                await self.cache.erase(done.ended)
+            if self.cache is not None and done.further is None:
+                return replace(done, copies=await self.cache.erase(command.scope))
         return done
 
     def _claim(self, claim: Claim) -> Step[Any]:
