@@ -1,21 +1,27 @@
 """When the store can't be reached, nothing runs unprotected; and what has run is not run again."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from datetime import timedelta
+from typing import Any, Literal, TypeVar
 
 import pytest
 
 import semel.stores
-from semel.core.commands import Claim, Command, Complete, Release
-from semel.core.state import State
+from semel import Policy
+from semel.core.commands import Claim, Command, Complete, Release, Renew, TakeOver, Verdict
+from semel.core.message import Answer
+from semel.core.record import Hold
+from semel.core.state import Event, State
 from semel.errors import StoreUnavailable
+from semel.flows import handle
 from semel.stores.base import AsyncStore, Store
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.stores.step import Step
 from tests.web.conftest import ENTRIES
-from tests.web.harness import HANG_SECONDS, Api, AsgiWorld, Reply, WsgiWorld
+from tests.web.harness import HANG_SECONDS, POLL_SECONDS, Api, AsgiWorld, Reply, WsgiWorld
 from tests.web.scenarios import assert_problem, assert_replayed
 
 T = TypeVar("T")
@@ -59,6 +65,10 @@ class AsyncFlakyStore(AsyncMemoryStore):
             failed.settle(error)
             return failed
         return super().perform(command)
+
+    def renew(self, command: Renew) -> frozenset[Hold]:
+        self._weather.blow(command)
+        return super().renew(command)
 
 
 @pytest.fixture
@@ -126,6 +136,77 @@ def test_store_that_fails_between_claim_and_complete(api: Api, weather: Weather)
     assert [record.state for record in api.records()] == [State.PROCESSING]
     assert_problem(api.send(), 409, "idempotency-key-in-progress")
     assert api.runs == 1
+    weather.storms.clear()
+
+
+@pytest.fixture
+def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client has its 503 at once."""
+    monkeypatch.setattr(handle, "COMPLETE_PAUSES", (timedelta(0),))
+
+
+def stored_answer(api: Api) -> Answer:
+    """Wait until the one operation has ended, and return its answer."""
+    end = time.monotonic() + HANG_SECONDS
+    while True:
+        [record] = api.records()
+        if record.answer is not None:
+            return record.answer
+        assert time.monotonic() < end, "the answer was not stored"
+        time.sleep(POLL_SECONDS)
+
+
+@pytest.mark.usefixtures("impatience")
+def test_answer_that_waits_for_the_store(api: Api, weather: Weather) -> None:
+    """A worker keeps an answer that the store does not take, and stores it when the store is back: retries get it."""
+    weather.storms[Complete] = 4
+    assert_problem(api.send(), 503, "answer-not-stored")
+    assert stored_answer(api).status == 201
+    retry = api.send()
+    assert (retry.status, retry.is_replay, retry.body) == (201, True, b'{"payment": 1}')
+    assert api.runs == 1
+
+
+@pytest.mark.usefixtures("impatience")
+@pytest.mark.parametrize("on_crash", ["rerun", "refuse"])
+def test_lease_that_ends_while_the_store_is_away(
+    api: Api, weather: Weather, on_crash: Literal["rerun", "refuse"]
+) -> None:
+    """Where the lease has run out meanwhile, this process knows that it has the answer: a retry is told to come back,
+    and nothing runs again.
+    """
+    api = api.under(Policy.ietf(on_crash=on_crash))
+    weather.storms |= {Complete: 10_000, Renew: 10_000}
+    assert_problem(api.send(), 503, "answer-not-stored")
+    api.world.store.age(timedelta(hours=1))
+    assert_problem(api.send(), 409, "idempotency-key-in-progress")
+    weather.storms.clear()
+    assert stored_answer(api).status == 201
+    assert api.send().is_replay
+    assert api.runs == 1
+
+
+@pytest.mark.usefixtures("impatience")
+def test_answer_that_another_has_taken_over(api: Api, weather: Weather, caplog: pytest.LogCaptureFixture) -> None:
+    """An answer that waits is fenced as any other: where another worker has taken the key over, it is thrown away."""
+    weather.storms |= {Complete: 10_000, Renew: 10_000}
+    assert_problem(api.send(), 503, "answer-not-stored")
+    api.world.store.age(timedelta(hours=1))
+    [record] = api.records()
+    seen = Hold(record.scope, record.key, record.attempt, record.token)
+    claim = Claim(record.scope, record.key, bytes(range(16)), record.fingerprint, timedelta(1), timedelta(1))
+    theirs = api.world.perform(TakeOver(claim, seen))
+    weather.storms.clear()
+    wait_for_log(caplog, "Fenced")
+    assert api.world.perform(Complete(theirs, Event.COMPLETE, Answer(200, (), b"theirs"))) is Verdict.DONE
+    assert api.send().body == b"theirs"
+
+
+def wait_for_log(caplog: pytest.LogCaptureFixture, name: str) -> None:
+    end = time.monotonic() + HANG_SECONDS
+    while not any(name in record.getMessage() for record in caplog.records):
+        assert time.monotonic() < end, caplog.text
+        time.sleep(POLL_SECONDS)
 
 
 def test_store_that_is_back_in_time_for_the_answer(api: Api, weather: Weather) -> None:

@@ -52,7 +52,10 @@ class Raised:
 
 @value
 class Lost:
-    """Another worker took the operation over in the middle. The handler was stopped, or its answer does not count."""
+    """Another worker took the operation over. The handler was stopped, or its answer does not count."""
+
+    #: False if it was not even begun.
+    has_run: bool = True
 
 
 @value
