@@ -1,13 +1,17 @@
 """When the store can't be reached, nothing runs unprotected; and what has run is not run again."""
 
 import asyncio
+import sqlite3
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
+from functools import partial
 from typing import Any, Literal, TypeVar
 
+import psycopg
 import pytest
+import redis
 
 import semel.stores
 from semel import Policy
@@ -19,9 +23,10 @@ from semel.errors import StoreUnavailable
 from semel.flows import handle
 from semel.stores.base import AsyncStore, Store
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
+from semel.stores.sqlite import file, writer
 from semel.stores.step import Step
 from tests.web.conftest import ENTRIES
-from tests.web.harness import HANG_SECONDS, POLL_SECONDS, Api, AsgiWorld, Reply, WsgiWorld
+from tests.web.harness import HANG_SECONDS, POLL_SECONDS, Api, AsgiWorld, Call, Reply, WsgiWorld
 from tests.web.scenarios import assert_problem, assert_replayed
 
 T = TypeVar("T")
@@ -207,6 +212,63 @@ def wait_for_log(caplog: pytest.LogCaptureFixture, name: str) -> None:
     while not any(name in record.getMessage() for record in caplog.records):
         assert time.monotonic() < end, caplog.text
         time.sleep(POLL_SECONDS)
+
+
+class FullConnection(sqlite3.Connection):
+    """To a file on a disk that is nearly full: what a claim takes is there, and not what an answer of 900 kB does."""
+
+    def __init__(self, *given: Any, **settings: Any) -> None:
+        super().__init__(*given, **settings)
+        self.execute("PRAGMA max_page_count = 200").close()
+
+
+#: As PostgreSQL says it of a full tablespace.
+FULL_TABLE = """
+CREATE FUNCTION be_full() RETURNS trigger LANGUAGE plpgsql AS
+$$ BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = 'disk_full'; END $$;
+CREATE TRIGGER full_disk BEFORE UPDATE ON semel_keys
+FOR EACH ROW WHEN (length(NEW.body) > 1000) EXECUTE FUNCTION be_full();
+"""
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def full_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A store in which claims still fit."""
+    if request.param == "sqlite":
+        monkeypatch.setattr(file, "connect", partial(file.connect, kind=FullConnection))
+        monkeypatch.setattr(writer, "connect", partial(file.connect, kind=FullConnection))
+        url: str = request.getfixturevalue("sqlite_url")
+        return url
+    url = request.getfixturevalue("migrated_postgres_url")
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(FULL_TABLE)
+    return url
+
+
+def test_store_without_room_for_an_answer(open_world: Any, full_store: str) -> None:
+    """Where a claim fits and the answer does not, it is stored at once that the operation is done: no retry runs."""
+    api = Api(open_world(lambda: semel.stores.store(full_store), lambda: semel.stores.async_store(full_store)))
+    api.answer(Reply(201, bytes(900_000)))
+    assert api.send().status == 201
+    assert_problem(api.send(), 409, "response-not-replayable")
+    assert api.runs == 1
+
+
+def test_store_that_loses_its_data(open_world: Any, redis_url: str) -> None:
+    """Where the record is gone when the handler ends, the client is told that the outcome is unknown, and not to retry:
+    a retry would be a new operation.
+    """
+    api = Api(open_world(lambda: semel.stores.store(redis_url), lambda: semel.stores.async_store(redis_url)))
+
+    def pay_and_lose(_call: Call) -> Reply:
+        with redis.Redis.from_url(redis_url) as client:
+            client.flushdb()
+        return Reply()
+
+    api.shop.handler = pay_and_lose
+    response = api.send()
+    assert_problem(response, 409, "outcome-unknown")
+    assert response.json()["retryable"] is False
 
 
 def test_store_that_is_back_in_time_for_the_answer(api: Api, weather: Weather) -> None:
