@@ -501,6 +501,26 @@ class TestServers:
             with pytest.raises(StoreNotReady, match="allkeys-lru"):
                 store.perform(claim())
 
+    @pytest.mark.parametrize("colour", ["threads", "loop"])
+    def test_a_server_set_to_evict_while_it_is_used(self, colour: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A server that begins to evict is noticed within seconds: what has begun ends, nothing new begins, and once it
+        is set back all is as before.
+        """
+        monkeypatch.setattr(connection, "LOOK_SECONDS", 0.0)
+        with servers.redis(settings=OURS) as server, Asking(server.url, colour) as ask:
+            running = ask(claim("running"))
+            ask(Renew(((running, LEASE),)))
+            ask(Complete(ask(claim("ended")), Event.COMPLETE, ANSWER))  # So that there is a connection for answers.
+            with redis.Redis.from_url(server.url) as client:
+                client.config_set("maxmemory-policy", "allkeys-lru")
+                ask(claim("before it was noticed"))
+                with pytest.raises(StoreNotReady, match="allkeys-lru"):
+                    ask(claim("new"))
+                assert ask(Renew(((running, LEASE),))) == frozenset()
+                assert ask(Complete(running, Event.COMPLETE, ANSWER)) is Verdict.DONE
+                client.config_set("maxmemory-policy", "noeviction")
+            assert isinstance(ask(claim("new")), Hold)
+
     def test_no_persistence_is_told_once(self, caplog: pytest.LogCaptureFixture) -> None:
         """A server that keeps nothing on disk is warned of, once; one with snapshots or a log is not."""
         for settings, count in (({"appendonly": "yes"}, 0), ({"save": "60 1000"}, 0), (OURS, 1)):
