@@ -2,7 +2,6 @@
 
 import asyncio
 import sqlite3
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
@@ -13,20 +12,21 @@ import psycopg
 import pytest
 import redis
 
+import semel
 import semel.stores
 from semel import Policy
-from semel.core.commands import Claim, Command, Complete, Release, Renew, TakeOver, Verdict
+from semel.core.commands import Claim, Command, Complete, Release, Renew, Save, TakeOver, Verdict
 from semel.core.message import Answer
 from semel.core.record import Hold
 from semel.core.state import Event, State
 from semel.errors import StoreUnavailable
-from semel.flows import handle
+from semel.flows import handle, steps
 from semel.stores.base import AsyncStore, Store
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.stores.sqlite import file, writer
 from semel.stores.step import Step
 from tests.web.conftest import ENTRIES
-from tests.web.harness import HANG_SECONDS, POLL_SECONDS, Api, AsgiWorld, Call, Reply, WsgiWorld
+from tests.web.harness import HANG_SECONDS, Api, AsgiWorld, Call, Reply, WsgiWorld, eventually, wait_until
 from tests.web.scenarios import assert_problem, assert_replayed
 
 T = TypeVar("T")
@@ -147,18 +147,16 @@ def test_store_that_fails_between_claim_and_complete(api: Api, weather: Weather)
 @pytest.fixture
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client has its 503 at once."""
-    monkeypatch.setattr(handle, "COMPLETE_PAUSES", (timedelta(0),))
+    for module in (handle, steps):
+        monkeypatch.setattr(module, "COMPLETE_PAUSES", (timedelta(0),))
 
 
 def stored_answer(api: Api) -> Answer:
     """Wait until the one operation has ended, and return its answer."""
-    end = time.monotonic() + HANG_SECONDS
-    while True:
-        [record] = api.records()
-        if record.answer is not None:
-            return record.answer
-        assert time.monotonic() < end, "the answer was not stored"
-        time.sleep(POLL_SECONDS)
+    wait_until(lambda: api.records()[0].answer is not None)
+    [answer] = [record.answer for record in api.records()]
+    assert answer is not None
+    return answer
 
 
 @pytest.mark.usefixtures("impatience")
@@ -202,16 +200,32 @@ def test_answer_that_another_has_taken_over(api: Api, weather: Weather, caplog: 
     claim = Claim(record.scope, record.key, bytes(range(16)), record.fingerprint, timedelta(1), timedelta(1))
     theirs = api.world.perform(TakeOver(claim, seen))
     weather.storms.clear()
-    wait_for_log(caplog, "Fenced")
+    wait_until(lambda: "Fenced" in caplog.text)
     assert api.world.perform(Complete(theirs, Event.COMPLETE, Answer(200, (), b"theirs"))) is Verdict.DONE
     assert api.send().body == b"theirs"
 
 
-def wait_for_log(caplog: pytest.LogCaptureFixture, name: str) -> None:
-    end = time.monotonic() + HANG_SECONDS
-    while not any(name in record.getMessage() for record in caplog.records):
-        assert time.monotonic() < end, caplog.text
-        time.sleep(POLL_SECONDS)
+@pytest.mark.usefixtures("impatience")
+def test_result_of_an_effect_that_waits_for_the_store(api: Api, weather: Weather) -> None:
+    """A provider was called, and the store did not take the result: the worker keeps that, too. A retry goes on after
+    the effect, and does not have to ask what became of it.
+    """
+    charges: list[str] = []
+
+    def charge(*, idempotency_key: str) -> str:
+        charges.append(idempotency_key)
+        weather.storms[Save] = 5
+        return "ch_1"
+
+    def pay(_call: Call) -> Reply:
+        return Reply(201, semel.current().effect("charge", charge, on_unknown="park").encode())
+
+    api.shop.handler = pay
+    assert api.send().status == 503
+    assert_problem(api.send(), 409, "idempotency-key-in-progress")
+    retry = eventually(api.send, lambda response: response.code != "idempotency-key-in-progress")
+    assert (retry.status, retry.body) == (201, b"ch_1")
+    assert len(charges) == 1
 
 
 class FullConnection(sqlite3.Connection):

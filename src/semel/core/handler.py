@@ -7,6 +7,7 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any
 
+from semel.core.commands.keys import Save
 from semel.core.message import Answer, Headers
 from semel.core.record import Hold
 from semel.core.recovery import Progress
@@ -27,6 +28,8 @@ class Answered:
     skipped: StepError | None = None
     #: The handler works in steps: if its ending is not kept, a retry goes on after the last step that is done.
     has_steps: bool = False
+    #: The result of an effect that the store did not take.
+    unsaved: Save | None = None
 
 
 @value
@@ -35,8 +38,9 @@ class Streaming:
 
     status: int
     headers: Headers
-    #: As of an answer.
+    #: As of an answer, both.
     skipped: StepError | None = None
+    unsaved: Save | None = None
 
 
 @value
@@ -48,6 +52,7 @@ class Raised:
     #: As of an answer.
     skipped: StepError | None = None
     has_steps: bool = False
+    unsaved: Save | None = None
 
 
 @value

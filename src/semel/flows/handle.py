@@ -11,7 +11,7 @@ from datetime import timedelta
 from http import HTTPStatus
 from typing import assert_never
 
-from semel.core.commands import Complete, Look, Note, Release, Verdict
+from semel.core.commands import Complete, Look, Note, Release, Save, Verdict
 from semel.core.decision import RETRY_AFTER_SECONDS
 from semel.core.encrypted import is_marked_result
 from semel.core.events import AnswerLost, Fenced, LostLease, NotKept, NotStored
@@ -107,7 +107,10 @@ async def end(
     ran, verdict = weigh(ended, policy)
     match verdict:
         case Free():
-            await release(ports, hold, policy, _reason(ran))
+            freeing = Release(hold, wakes=policy.gives_hints, reason=_reason(ran))
+            if ended.unsaved is None or await _is_saved(ports, key, ended.unsaved, freeing, policy.lease):
+                with suppress(StoreError):
+                    await ports.ask(freeing)
         case Keep(event, answer):
             if isinstance(ran, Streaming):
                 ports.tell(NotKept(key.short(), ran.status))
@@ -212,6 +215,16 @@ def _reason(ran: Ran) -> str:
     if isinstance(ran, Raised):
         return f"raised {type(ran.error).__name__}"
     return f"answered {ran.answer.status if isinstance(ran, Answered) else ran.status}"
+
+
+async def _is_saved(ports: GuardPorts, key: Key, save: Save, freeing: Release, lease: timedelta) -> bool:
+    """Store the result of an effect, of which this run alone knows; where that fails again, keep it with the key."""
+    try:
+        return (await ports.ask(save)) is Verdict.DONE
+    except StoreError as error:
+        ports.tell(NotStored(key.short(), save.hold.attempt, str(error)))
+        ports.keep(save.hold, (save, freeing), lease)
+        return False
 
 
 async def _complete(ports: GuardPorts, key: Key, command: Complete, lease: timedelta) -> Verdict:
