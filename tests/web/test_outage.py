@@ -151,6 +151,11 @@ def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "COMPLETE_PAUSES", (timedelta(0),))
 
 
+def end_lease(api: Api) -> None:
+    world: Any = api.world
+    world.store.age(timedelta(hours=1))
+
+
 def stored_answer(api: Api) -> Answer:
     """Wait until the one operation has ended, and return its answer."""
     wait_until(lambda: api.records()[0].answer is not None)
@@ -181,7 +186,7 @@ def test_lease_that_ends_while_the_store_is_away(
     api = api.under(Policy.ietf(on_crash=on_crash))
     weather.storms |= {Complete: 10_000, Renew: 10_000}
     assert_problem(api.send(), 503, "answer-not-stored")
-    api.world.store.age(timedelta(hours=1))
+    end_lease(api)
     assert_problem(api.send(), 409, "idempotency-key-in-progress")
     weather.storms.clear()
     assert stored_answer(api).status == 201
@@ -194,7 +199,7 @@ def test_answer_that_another_has_taken_over(api: Api, weather: Weather, caplog: 
     """An answer that waits is fenced as any other: where another worker has taken the key over, it is thrown away."""
     weather.storms |= {Complete: 10_000, Renew: 10_000}
     assert_problem(api.send(), 503, "answer-not-stored")
-    api.world.store.age(timedelta(hours=1))
+    end_lease(api)
     [record] = api.records()
     seen = Hold(record.scope, record.key, record.attempt, record.token)
     claim = Claim(record.scope, record.key, bytes(range(16)), record.fingerprint, timedelta(1), timedelta(1))

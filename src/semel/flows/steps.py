@@ -79,7 +79,8 @@ class Story:
     @property
     def rest(self) -> Save | None:
         """What is still to be stored when the handler has ended."""
-        return self.unsaved and Save(self.hold, self.progress.plus(self.unsaved), self.progress)
+        done = self.unsaved
+        return None if done is None else Save(self.hold, self.progress.plus(done), self.progress)
 
     def begin(self, kind: Kind, name: str) -> Step | None:
         """Begin a step; return what is stored of it."""
