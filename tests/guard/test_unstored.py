@@ -3,7 +3,7 @@
 import asyncio
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import timedelta
 from typing import Any
@@ -15,6 +15,7 @@ from semel.core.message import Answer
 from semel.core.record import Hold, Record
 from semel.core.state import Event, State
 from semel.errors import StoreUnavailable
+from semel.flows.handle import LARGE_ANSWER
 from semel.guard import unstored
 from semel.guard.unstored import AsyncUnstored, Unstored
 from semel.stores.leases import AsyncLeases, Leases
@@ -30,13 +31,14 @@ class Away:
     def __init__(self) -> None:
         self.store = MemoryStore()
         self.is_back = threading.Event()
+        self.refuses: Callable[[Complete], bool] = lambda _: True
         #: Set when the end of an operation is stored, or given up.
         self.has_ended = threading.Event()
         self.leases = Leases(self.store.perform)
         self.unstored = Unstored(self.perform, self.leases, lambda *_: self.has_ended.set())
 
     def perform(self, command: Command[Any]) -> Any:
-        if isinstance(command, Complete) and not self.is_back.is_set():
+        if isinstance(command, Complete) and not self.is_back.is_set() and self.refuses(command):
             raise StoreUnavailable("It is away.")
         return self.store.perform(command)
 
@@ -80,6 +82,14 @@ def test_number_is_bounded(away: Away, monkeypatch: pytest.MonkeyPatch, caplog: 
     assert away.keep("first")
     assert not away.keep("second")
     assert "AnswerLost" in caplog.text
+
+
+def test_large_answer_that_never_gets_through(away: Away) -> None:
+    """Where the store answers and a large answer is lost each time, it is stored without its body: it is done."""
+    away.refuses = lambda command: len(command.answer.body or b"") > LARGE_ANSWER
+    assert away.keep("first", bytes(LARGE_ANSWER + 1))
+    assert away.has_ended.wait(SECONDS)
+    assert away.record("first").answer == Answer(201, (), None)
 
 
 def test_end_of_the_process(away: Away, caplog: pytest.LogCaptureFixture) -> None:

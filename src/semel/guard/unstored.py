@@ -20,13 +20,13 @@ from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from semel.core.commands import Command, Complete, Look, Note, Save, Verdict
+from semel.core.commands import Command, Complete, Look, Note, Now, Save, Verdict
 from semel.core.events import AnswerLost, Fenced, NotKept, StoredLate
 from semel.core.key import Key
 from semel.core.record import Hold
 from semel.core.recovery import written
-from semel.errors import StoreError
-from semel.flows.handle import RECORD_GONE, next_try, tombstone
+from semel.errors import StoreError, StoreUnavailable
+from semel.flows.handle import LARGE_ANSWER, RECORD_GONE, next_try, tombstone
 from semel.stores.forks import start_afresh_in_children
 from semel.stores.leases import Leases
 from semel.telemetry.stream import tell
@@ -188,6 +188,8 @@ class Unstored:
         except StoreError as error:
             first = entry.commands[0]
             if isinstance(first, Complete):
+                if isinstance(error, StoreUnavailable) and entry.size > LARGE_ANSWER:
+                    error.has_no_space = error.has_no_space or _is_there(entry.ask)
                 entry.commands[0] = lighter = next_try(first, error)
                 if first.answer.body is not None and lighter.answer.body is None:
                     tell(NotKept(key, first.answer.status))
@@ -251,6 +253,14 @@ def _ask_on(loop: asyncio.AbstractEventLoop, perform: Callable[[Command[T]], Any
         if loop.is_closed():
             raise _LoopClosed
     return answer.result()
+
+
+def _is_there(ask: Ask) -> bool:
+    """Whether the store answers: then it is the size of an answer that it, or what is in front of it, does not take."""
+    with suppress(StoreError):
+        ask(Now())
+        return True
+    return False
 
 
 def _size(command: Command[Verdict]) -> int:
