@@ -15,6 +15,8 @@ from torture.job import Fault
 from torture.lines import kill_at_lines
 from torture.scenario import Outcome, Payment, Plan, World, Worlds
 
+#: Longer than an answer is tried to be stored while its client waits.
+AWAY_SECONDS = 2.0
 TEN_YEARS_SECONDS = 10 * 365.25 * 86400
 
 #: Between any two commands to the store: a bug there is a hole between reading and writing, or between two commits.
@@ -51,6 +53,14 @@ def strange_clock(world: World, **settings: Any) -> int:
     world.run([payment], on_crash="rerun", clock_seconds=TEN_YEARS_SECONDS, **settings)
     world.go_on(first, [payment])
     return _insist(world, payment, settings)
+
+
+def away(world: World, **settings: Any) -> int:
+    """The store is away while a live worker holds an answer, for longer than the lease; and its client insists."""
+    payment = "guard", world.key()
+    spell = {"away_seconds": AWAY_SECONDS, "lease_seconds": AWAY_SECONDS / 2, "on_crash": "rerun"}
+    world.insist([payment], **{"planted": "none", **settings, **spell})
+    return 1
 
 
 def rivals(world: World, **settings: Any) -> int:
@@ -110,6 +120,7 @@ DUELS: dict[str, Duel] = {
     "random downstream key": died_charging,
     "freed after success": asked_twice,
     "phase result not stored": died_between,
+    "answer given up": away,
 }
 
 

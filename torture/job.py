@@ -59,6 +59,8 @@ class Job:
     on_crash: Literal["rerun", "refuse"] = "refuse"
     #: A bug to plant: a name in ``planted.BUGS``, or "none" for the same detour without a bug.
     planted: str = ""
+    #: From a child's first answer on its store is away for so long (with something planted): it holds the answer.
+    away_seconds: float = 0.0
     #: How far the child's own clock is off.
     clock_seconds: float = 0.0
     #: A child that takes longer ends with SIGALRM, and the run with an error.

@@ -1,4 +1,5 @@
-"""Ten bugs that stores and entry points have in the wild, planted in a child on purpose. ``duels`` has what finds each.
+"""Eleven bugs that stores and entry points have in the wild, planted in a child on purpose. What finds each is in
+``duels``.
 
 They spoil the commands on their way to a real store, so that everything else is as it always is.
 """
@@ -29,7 +30,9 @@ from semel.core.commands import (
 from semel.core.record import Found, Hold, Record
 from semel.core.recovery import Progress
 from semel.core.state import State
+from semel.errors import StoreUnavailable
 from semel.flows import steps
+from semel.guard.unstored import Unstored
 from semel.stores import Store
 from semel.wsgi.ports import RequestPorts
 from torture.job import Job
@@ -44,9 +47,15 @@ class Spoiled(Store):
         self.inner = inner
         #: For what no command can say: SQL that a careful store would not have.
         self.database = Database(job.url)
+        self._away_seconds = job.away_seconds
+        self._back_at: float | None = None
 
     def perform(self, command: Command[Any]) -> Any:
         """Carry out one store command. What comes after it has a line of its own: a fault may be there."""
+        if self._away_seconds and isinstance(command, Complete) and self._back_at is None:
+            self._back_at = time.monotonic() + self._away_seconds
+        if self._back_at is not None and time.monotonic() < self._back_at:
+            raise StoreUnavailable("It is away.")
         got = self.inner.perform(command)
         return got  # noqa: RET504 - see above
 
@@ -199,7 +208,8 @@ class PhaseNotStored(Spoiled):
         return super().join(command, transaction)
 
 
-#: The bugs, by name, and the store that has each. One is not the store's: the key sent downstream.
+#: The bugs, by name, and the store that has each. Two are not the store's: the key sent downstream, and an answer that
+#: its worker gives up when the store is away.
 BUGS: dict[str, type[Spoiled]] = {
     "no fence": NoFence,
     "no token": NoToken,
@@ -211,6 +221,7 @@ BUGS: dict[str, type[Spoiled]] = {
     "random downstream key": Spoiled,
     "freed after success": FreedAfterSuccess,
     "phase result not stored": PhaseNotStored,
+    "answer given up": Spoiled,
 }
 
 #: What is to be done once the answer has left.
@@ -227,6 +238,8 @@ def bug(name: str) -> Iterator[None]:
     """Plant a bug that is not in the store. For a child that ends soon: it is not removed again."""
     if name == "random downstream key":
         steps.derive = lambda *_: os.urandom(16).hex()  # type: ignore[attr-defined]  # imported there, and not exported
+    if name == "answer given up":
+        Unstored.add = lambda *_: False  # type: ignore[method-assign]
     if name == "answer before commit":
         close = RequestPorts._close  # noqa: SLF001 - as above
 

@@ -7,6 +7,7 @@ is killed, with a log that is written before each acknowledgement; its weaker se
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -30,8 +31,11 @@ SETTINGS = {"fsync": "on"}
 APPENDING = {"appendonly": "yes", "appendfsync": "always"}
 #: What a store without transactions can do.
 REDIS_FORMS = ("guard", "effect")
-#: If the answer of a plain handler could not be stored, its key stays taken for this long.
+#: No worker dies here, so an answer that could not be stored waits, and no policy has to decide about a crash.
 LEASE_SECONDS = 2.0
+#: Every so-many-th time, the server stays away for longer than the leases.
+LONG_EVERY = 3
+LONG_SECONDS = 1.5 * LEASE_SECONDS
 #: So many payments are made between two restarts, and the next comes at a random moment after.
 PAYMENTS = 20
 MAX_SECONDS_MORE = 0.1
@@ -62,7 +66,7 @@ class RedisRestarts:
     def run(self, worlds: Worlds, plan: Plan) -> Outcome:
         """Kill it while workers at both entry points serve payments; their effects are in a database that stays up."""
         with servers.redis(settings=APPENDING) as server, worlds.postgres() as world:
-            job = world.job(store=server.url, lease_seconds=LEASE_SECONDS)
+            job = world.job(store=server.url, lease_seconds=LEASE_SECONDS, on_crash="rerun")
             orders = _orders(job, REDIS_FORMS)
             times, chance = plan.share(self.minimum), plan.chance(self.name)
             reached = strike(world, orders, (server.kill, server.start), times, chance)
@@ -77,7 +81,8 @@ def restart(world: World, server: servers.PostgresServer, times: int, chance: Ra
         # A plain handler fails by itself when its own database is down. That is not what is tested here.
         elsewhere = Database(f"sqlite:///{Path(folder)}/guard.db")
         elsewhere.make()
-        orders = _orders(world.job(lease_seconds=LEASE_SECONDS), FORMS, elsewhere.url)
+        job = world.job(lease_seconds=LEASE_SECONDS, on_crash="rerun")
+        orders = _orders(job, FORMS, elsewhere.url)
         reached = strike(world, orders, (lambda: server.stop("immediate"), server.start), times, chance)
         world.database.close()  # Its connection was to a server that is gone.
         for effect in elsewhere.effects():
@@ -95,7 +100,7 @@ def strike(
 ) -> int:
     """Stop and start a server while *orders* are carried out; return how often requests were under way."""
     stop, start = stop_and_start
-    reached = 0
+    reached, strikes = 0, itertools.count()
     with ExitStack() as stack:
         for order in orders:
             stack.enter_context(Crowd(order))
@@ -104,6 +109,8 @@ def strike(
             time.sleep(chance.uniform(0, MAX_SECONDS_MORE))  # Where it strikes is what is drawn here.
             stop()
             reached += is_under_way(world)
+            if next(strikes) % LONG_EVERY == 0:
+                time.sleep(LONG_SECONDS)
             start()
         wait_for_payments(world, PAYMENTS)
     return reached

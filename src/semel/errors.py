@@ -420,6 +420,8 @@ class StoreUnavailable(StoreError):
         self.was_sent = was_sent
         #: Whether the store cancelled the statement at a time-out. Sent again, it would take as long again.
         self.was_too_slow = False
+        #: Whether the store has no space for what was sent. For less there may be.
+        self.has_no_space = False
 
 
 class CommitUnknown(StoreUnavailable):

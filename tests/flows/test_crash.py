@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from semel.core.commands import Command, Complete, Note, ReadTrail
+from semel.core.commands import Command, Complete, Look, Note, ReadTrail
 from semel.core.events import Fenced
 from semel.core.handler import Answered, RunHandler, Streaming
 from semel.core.message import Answer, Head
@@ -207,6 +207,8 @@ def test_zombie(shop: Shop) -> None:
     world.age(LEASE)
     answer = world.request()
     PORTS.take_said()
+    command = zombie.send(world.perform(command))
+    assert isinstance(command, Look)
     command = zombie.send(world.perform(command))
     assert [type(said.happening) for said in PORTS.take_said()] == [Fenced]
     assert isinstance(command, Note)

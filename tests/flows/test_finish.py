@@ -155,6 +155,7 @@ def test_lost_while_it_ran() -> None:
     """An operation that another worker has taken over meanwhile is that one's to end, and is only counted here."""
     hold = taken()
     script = [(TakeOver, hold), (Tell, None), (Look, record(hold)), (RunHandler, Lost()), (Tell, None), (Note, None)]
+    script.append((Look, record(replace(hold, attempt=3))))
     reply = play(finish(PORTS, stuck(), Policy(), b"t" * 16), script).result
     assert isinstance(reply, Send)
     assert reply.answer.status == 409

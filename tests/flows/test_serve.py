@@ -38,7 +38,7 @@ from semel.flows.guard import CLAIM_TRIES
 from semel.flows.handle import COMPLETE_PAUSES, LARGE_ANSWER, SHUTDOWN_RETRY_AFTER_SECONDS, STORE_RETRY_AFTER_SECONDS
 from semel.flows.reply import PassOn, Reply, Reraise, Send
 from semel.flows.serve import Around, serve
-from tests.kit.ports import PORTS, NameScope, Pause, ReadBody, Tell
+from tests.kit.ports import PORTS, Keep, NameScope, Pause, ReadBody, Tell
 from tests.kit.script import Line, Played, play
 
 POLICY = Policy()
@@ -596,16 +596,24 @@ def too_slow() -> StoreUnavailable:
     return error
 
 
+def no_space() -> StoreUnavailable:
+    error = StoreUnavailable("disk full", was_sent=True)
+    error.has_no_space = True
+    return error
+
+
 @pytest.mark.parametrize(
     "error, size, tries",
     [
         (too_slow(), LARGE_ANSWER + 1, [True, False]),
         (too_slow(), LARGE_ANSWER, [True, True]),  # It is not the answer that takes long.
         (CUT_OFF, LARGE_ANSWER + 1, [True, True]),
+        (no_space(), 10, [True, False]),
+        (no_space(), 0, [True, True]),
         (StoreRefused("too large"), 10, [True, False]),
         (StoreRefused("no"), 0, [True, True]),
     ],
-    ids=["too slow", "slow and small", "lost", "refused", "refused and empty"],
+    ids=["too slow", "slow and small", "lost", "no space", "empty", "refused", "refused and empty"],
 )
 def test_answer_that_the_store_will_not_take(error: StoreError, size: int, tries: list[bool]) -> None:
     """An answer that would be refused again is sent once and stored as a tombstone, without another try: that the
@@ -630,7 +638,9 @@ def test_refused_with_a_hint() -> None:
 
 
 def test_answer_that_can_not_be_stored() -> None:
-    """An answer that can't be stored is not sent, and its key is never freed: the effect may be there."""
+    """An answer that can't be stored is not sent, and its key is never freed: the effect may be there. Both are kept by
+    the worker, which goes on trying.
+    """
     tries: list[Line] = [line for _ in COMPLETE_PAUSES for line in ((Complete, CUT_OFF), (Pause, None))]
     script: list[Line] = [
         *BEGIN,
@@ -639,9 +649,11 @@ def test_answer_that_can_not_be_stored() -> None:
         *tries,
         (Complete, UNREACHABLE),
         (Tell, None),
+        (Keep, None),
     ]
     result = played(script)
-    assert result.commands[-1] == Tell(NotStored(SHORT, 1, "no route"))
+    kept = Complete(HOLD, Event.COMPLETE, KEPT)
+    assert result.commands[-2:] == (Tell(NotStored(SHORT, 1, "no route")), Keep(HOLD, (kept,), POLICY.lease))
     assert not any(isinstance(each, Release) for each in result.commands)
     assert refusal(result.result) == (503, "answer-not-stored", b"%d" % STORE_RETRY_AFTER_SECONDS)
 
@@ -649,15 +661,37 @@ def test_answer_that_can_not_be_stored() -> None:
 @pytest.mark.parametrize("ending", [Answered(CREATED), Raised(OSError())], ids=["answered", "raised"])
 def test_fenced_worker_keeps_its_answer_to_itself(ending: Any) -> None:
     """A worker that lost its key throws its answer away: the client gets the answer of whoever took over."""
-    fenced: list[Line] = [(Complete, Verdict.FENCED), (Tell, None), (Note, None)]
+    fenced: list[Line] = [(Complete, Verdict.FENCED), (Look, record(HEIR)), (Tell, None), (Note, None)]
     result = played([*BEGIN, (Claim, HOLD), (RunHandler, ending), *fenced])
     assert result.commands[-2:] == (Tell(Fenced(SHORT, 1)), Note(HOLD, "fenced"))
     assert refusal(result.result) == (409, "idempotency-key-in-progress", b"1")
 
 
+@pytest.mark.parametrize(
+    "ended",
+    [
+        [(RunHandler, Answered(CREATED)), (Complete, Verdict.FENCED), (Look, None), (Tell, None)],
+        [(RunHandler, Lost()), (Tell, None), (Note, None), (Look, None)],
+    ],
+    ids=["answered", "stopped"],
+)
+def test_record_that_is_gone(ended: list[Line]) -> None:
+    """Where the handler has run and there is no record any more, no other worker has the operation, and none will
+    answer: the client is told that the outcome is unknown, and not to wait.
+    """
+    result = played([*BEGIN, (Claim, HOLD), *ended])
+    assert refusal(result.result) == (409, "outcome-unknown", None)
+
+
+def test_record_that_is_gone_before_the_handler() -> None:
+    """A handler that was not begun, since its claim was lost, has had no effect."""
+    result = played([*BEGIN, (Claim, HOLD), (RunHandler, Lost(has_run=False)), (Tell, None), (Note, None)])
+    assert refusal(result.result)[:2] == (409, "idempotency-key-in-progress")
+
+
 def test_trail_that_can_not_be_written() -> None:
     """The trail is for people: that it can't be written changes nothing for the client."""
-    fenced: list[Line] = [(Complete, Verdict.FENCED), (Tell, None), (Note, UNREACHABLE)]
+    fenced: list[Line] = [(Complete, Verdict.FENCED), (Look, UNREACHABLE), (Tell, None), (Note, UNREACHABLE)]
     result = played([*BEGIN, (Claim, HOLD), (RunHandler, Answered(CREATED)), *fenced])
     assert refusal(result.result) == (409, "idempotency-key-in-progress", b"1")
 
@@ -676,8 +710,8 @@ def test_replays_are_noted_on_request(answer: object) -> None:
 
 def test_lease_is_lost_in_mid_handler() -> None:
     """A handler that was stopped because its lease was lost stores nothing, and the client is told to come back."""
-    result = played([*BEGIN, (Claim, HOLD), (RunHandler, Lost()), (Tell, None), (Note, None)])
-    assert result.commands[-2:] == (Tell(LostLease(SHORT, 1)), Note(HOLD, "stopped"))
+    result = played([*BEGIN, (Claim, HOLD), (RunHandler, Lost()), (Tell, None), (Note, None), (Look, record(HEIR))])
+    assert result.commands[-3:-1] == (Tell(LostLease(SHORT, 1)), Note(HOLD, "stopped"))
     assert refusal(result.result) == (409, "idempotency-key-in-progress", b"1")
 
 

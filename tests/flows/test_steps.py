@@ -480,6 +480,15 @@ def test_result_that_can_not_be_stored() -> None:
     assert (story.progress, story.in_doubt) == (HALF, "charge")
 
 
+def test_result_that_can_not_be_stored_at_once() -> None:
+    """The run that has a result calls nothing for it again: only to store it is tried once more."""
+    story = rode()
+    with pytest.raises(StoreUnavailable):
+        charge(story, [SAVED, (CallOutside, "ch_1"), *patiently(Save)])
+    assert charge(story, [SAVED]).result == "ch_1"
+    assert story.rest is None
+
+
 # The lease is lost
 
 FENCED = Verdict.FENCED

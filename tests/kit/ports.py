@@ -54,6 +54,15 @@ class Pause(Command[Any]):
 
 
 @dataclass(frozen=True)
+class Keep(Command[Any]):
+    """Keep what the store does not take."""
+
+    hold: Hold
+    commands: tuple[Command[Any], ...]
+    lease: timedelta
+
+
+@dataclass(frozen=True)
 class Tell(Command[Any]):
     happening: Happening
 
@@ -151,6 +160,12 @@ class CommandPorts:
 
     def verify(self, key: str) -> Any:
         return Asked(AskOutside(key))
+
+    def keep(self, hold: Hold, commands: tuple[Command[Any], ...], lease: timedelta) -> None:
+        self.said.append(Keep(hold, commands, lease))
+
+    def is_kept(self, hold: Hold) -> bool:
+        return False
 
     def is_sure(self, hold: Hold) -> bool:
         if self.doubts:

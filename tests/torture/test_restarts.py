@@ -15,8 +15,8 @@ def silent(_line: str) -> None:
 
 
 def test_a_restart_of_postgresql_loses_and_doubles_nothing(worlds: Worlds) -> None:
-    """PostgreSQL is stopped in an instant under load and recovers: every payment is made once, or, where a plain
-    handler's answer could not be stored, said to be unknown.
+    """PostgreSQL is stopped in an instant under load, stays away for longer than the leases, and recovers: every
+    payment is made once, since live workers keep the answers that could not be stored.
     """
     outcome = Restarts().run(worlds, Plan(SEED, stride=10, tell=silent))
     assert outcome.violations == ()
@@ -25,7 +25,7 @@ def test_a_restart_of_postgresql_loses_and_doubles_nothing(worlds: Worlds) -> No
 
 def test_a_killed_redis_that_keeps_its_log_loses_and_doubles_nothing(worlds: Worlds) -> None:
     """Redis, with every write on its disk before it is acknowledged, is killed under load: every payment is made once,
-    or, where a plain handler's answer could not be stored, said to be unknown.
+    since live workers keep the answers that could not be stored.
     """
     outcome = RedisRestarts().run(worlds, Plan(SEED, stride=15, tell=silent))
     assert outcome.violations == ()

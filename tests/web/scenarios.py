@@ -19,13 +19,16 @@ import httpx
 
 import semel
 from semel import Fingerprinter, NoEffect, Policy
-from semel.core.commands import Claim, Now, Park, Reap, Save, Verdict
+from semel.core.commands import Claim, Complete, Now, Park, Reap, Save, Verdict
 from semel.core.fingerprint import Subject
 from semel.core.message import Answer
 from semel.core.policy import MAX_RESPONSE_BODY, Mode
 from semel.core.recovery import Begun, Done, Progress
 from semel.core.state import State
+from semel.errors import StoreUnavailable
+from semel.flows import handle
 from semel.flows.upkeep import hold_of, release, resolve_applied, resolve_not_applied
+from semel.guard.ports import AsyncPorts, ThreadPorts
 from semel.guard.running import run
 from semel.guard.waiting.queue import Queues
 from semel.stores import Store
@@ -1104,6 +1107,34 @@ def seats() -> Iterator[Callable[[], int]]:
 
     with patch.object(Queues, "take", note):
         yield lambda: len(taken)
+
+
+@story("an answer that the store does not take is kept by its worker, and stored later")
+def answer_that_waits(api: Api) -> None:
+    with store_without_answers():
+        assert_problem(api.send(), 503, "answer-not-stored")
+    again = eventually(api.send, lambda response: response.status != 409)
+    assert (again.status, again.is_replay, api.runs) == (201, True, 1)
+
+
+@contextmanager
+def store_without_answers() -> Iterator[None]:
+    """Have the store take no answers from the requests themselves, in whichever entry point."""
+
+    def away(ask: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        def refuse(self: Any, command: Any) -> Any:
+            if isinstance(command, Complete):
+                raise StoreUnavailable("It is away.")
+            return ask(self, command)
+
+        return refuse
+
+    with (
+        patch.object(handle, "COMPLETE_PAUSES", ()),
+        patch.object(ThreadPorts, "ask", away(ThreadPorts.ask)),
+        patch.object(AsyncPorts, "ask", away(AsyncPorts.ask)),
+    ):
+        yield
 
 
 @contextmanager

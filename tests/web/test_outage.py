@@ -1,21 +1,32 @@
 """When the store can't be reached, nothing runs unprotected; and what has run is not run again."""
 
 import asyncio
+import sqlite3
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from datetime import timedelta
+from functools import partial
+from typing import Any, Literal, TypeVar
 
+import psycopg
 import pytest
+import redis
 
+import semel
 import semel.stores
-from semel.core.commands import Claim, Command, Complete, Release
-from semel.core.state import State
+from semel import Policy
+from semel.core.commands import Claim, Command, Complete, Release, Renew, Save, TakeOver, Verdict
+from semel.core.message import Answer
+from semel.core.record import Hold
+from semel.core.state import Event, State
 from semel.errors import StoreUnavailable
+from semel.flows import handle, steps
 from semel.stores.base import AsyncStore, Store
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
+from semel.stores.sqlite import file, writer
 from semel.stores.step import Step
 from tests.web.conftest import ENTRIES
-from tests.web.harness import HANG_SECONDS, Api, AsgiWorld, Reply, WsgiWorld
+from tests.web.harness import HANG_SECONDS, Api, AsgiWorld, Call, Reply, WsgiWorld, eventually, wait_until
 from tests.web.scenarios import assert_problem, assert_replayed
 
 T = TypeVar("T")
@@ -59,6 +70,10 @@ class AsyncFlakyStore(AsyncMemoryStore):
             failed.settle(error)
             return failed
         return super().perform(command)
+
+    def renew(self, command: Renew) -> frozenset[Hold]:
+        self._weather.blow(command)
+        return super().renew(command)
 
 
 @pytest.fixture
@@ -126,6 +141,153 @@ def test_store_that_fails_between_claim_and_complete(api: Api, weather: Weather)
     assert [record.state for record in api.records()] == [State.PROCESSING]
     assert_problem(api.send(), 409, "idempotency-key-in-progress")
     assert api.runs == 1
+    weather.storms.clear()
+
+
+@pytest.fixture
+def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client has its 503 at once."""
+    for module in (handle, steps):
+        monkeypatch.setattr(module, "COMPLETE_PAUSES", (timedelta(0),))
+
+
+def end_lease(api: Api) -> None:
+    world: Any = api.world
+    world.store.age(timedelta(hours=1))
+
+
+def stored_answer(api: Api) -> Answer:
+    """Wait until the one operation has ended, and return its answer."""
+    wait_until(lambda: api.records()[0].answer is not None)
+    [answer] = [record.answer for record in api.records()]
+    assert answer is not None
+    return answer
+
+
+@pytest.mark.usefixtures("impatience")
+def test_answer_that_waits_for_the_store(api: Api, weather: Weather) -> None:
+    """A worker keeps an answer that the store does not take, and stores it when the store is back: retries get it."""
+    weather.storms[Complete] = 4
+    assert_problem(api.send(), 503, "answer-not-stored")
+    assert stored_answer(api).status == 201
+    retry = api.send()
+    assert (retry.status, retry.is_replay, retry.body) == (201, True, b'{"payment": 1}')
+    assert api.runs == 1
+
+
+@pytest.mark.usefixtures("impatience")
+@pytest.mark.parametrize("on_crash", ["rerun", "refuse"])
+def test_lease_that_ends_while_the_store_is_away(
+    api: Api, weather: Weather, on_crash: Literal["rerun", "refuse"]
+) -> None:
+    """Where the lease has run out meanwhile, this process knows that it has the answer: a retry is told to come back,
+    and nothing runs again.
+    """
+    api = api.under(Policy.ietf(on_crash=on_crash))
+    weather.storms |= {Complete: 10_000, Renew: 10_000}
+    assert_problem(api.send(), 503, "answer-not-stored")
+    end_lease(api)
+    assert_problem(api.send(), 409, "idempotency-key-in-progress")
+    weather.storms.clear()
+    assert stored_answer(api).status == 201
+    assert api.send().is_replay
+    assert api.runs == 1
+
+
+@pytest.mark.usefixtures("impatience")
+def test_answer_that_another_has_taken_over(api: Api, weather: Weather, caplog: pytest.LogCaptureFixture) -> None:
+    """An answer that waits is fenced as any other: where another worker has taken the key over, it is thrown away."""
+    weather.storms |= {Complete: 10_000, Renew: 10_000}
+    assert_problem(api.send(), 503, "answer-not-stored")
+    end_lease(api)
+    [record] = api.records()
+    seen = Hold(record.scope, record.key, record.attempt, record.token)
+    claim = Claim(record.scope, record.key, bytes(range(16)), record.fingerprint, timedelta(1), timedelta(1))
+    theirs = api.world.perform(TakeOver(claim, seen))
+    weather.storms.clear()
+    wait_until(lambda: "Fenced" in caplog.text)
+    assert api.world.perform(Complete(theirs, Event.COMPLETE, Answer(200, (), b"theirs"))) is Verdict.DONE
+    assert api.send().body == b"theirs"
+
+
+@pytest.mark.usefixtures("impatience")
+def test_result_of_an_effect_that_waits_for_the_store(api: Api, weather: Weather) -> None:
+    """A provider was called, and the store did not take the result: the worker keeps that, too. A retry goes on after
+    the effect, and does not have to ask what became of it.
+    """
+    charges: list[str] = []
+
+    def charge(*, idempotency_key: str) -> str:
+        charges.append(idempotency_key)
+        weather.storms[Save] = 5
+        return "ch_1"
+
+    def pay(_call: Call) -> Reply:
+        return Reply(201, semel.current().effect("charge", charge, on_unknown="park").encode())
+
+    api.shop.handler = pay
+    assert api.send().status == 503
+    assert_problem(api.send(), 409, "idempotency-key-in-progress")
+    retry = eventually(api.send, lambda response: response.code != "idempotency-key-in-progress")
+    assert (retry.status, retry.body) == (201, b"ch_1")
+    assert len(charges) == 1
+
+
+class FullConnection(sqlite3.Connection):
+    """To a file on a disk that is nearly full: what a claim takes is there, and not what an answer of 900 kB does."""
+
+    def __init__(self, *given: Any, **settings: Any) -> None:
+        super().__init__(*given, **settings)
+        self.execute("PRAGMA max_page_count = 200").close()
+
+
+#: As PostgreSQL says it of a full tablespace.
+FULL_TABLE = """
+CREATE FUNCTION be_full() RETURNS trigger LANGUAGE plpgsql AS
+$$ BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = 'disk_full'; END $$;
+CREATE TRIGGER full_disk BEFORE UPDATE ON semel_keys
+FOR EACH ROW WHEN (length(NEW.body) > 1000) EXECUTE FUNCTION be_full();
+"""
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def full_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A store in which claims still fit."""
+    if request.param == "sqlite":
+        monkeypatch.setattr(file, "connect", partial(file.connect, kind=FullConnection))
+        monkeypatch.setattr(writer, "connect", partial(file.connect, kind=FullConnection))
+        url: str = request.getfixturevalue("sqlite_url")
+        return url
+    url = request.getfixturevalue("migrated_postgres_url")
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(FULL_TABLE)
+    return url
+
+
+def test_store_without_room_for_an_answer(open_world: Any, full_store: str) -> None:
+    """Where a claim fits and the answer does not, it is stored at once that the operation is done: no retry runs."""
+    api = Api(open_world(lambda: semel.stores.store(full_store), lambda: semel.stores.async_store(full_store)))
+    api.answer(Reply(201, bytes(900_000)))
+    assert api.send().status == 201
+    assert_problem(api.send(), 409, "response-not-replayable")
+    assert api.runs == 1
+
+
+def test_store_that_loses_its_data(open_world: Any, redis_url: str) -> None:
+    """Where the record is gone when the handler ends, the client is told that the outcome is unknown, and not to retry:
+    a retry would be a new operation.
+    """
+    api = Api(open_world(lambda: semel.stores.store(redis_url), lambda: semel.stores.async_store(redis_url)))
+
+    def pay_and_lose(_call: Call) -> Reply:
+        with redis.Redis.from_url(redis_url) as client:
+            client.flushdb()
+        return Reply()
+
+    api.shop.handler = pay_and_lose
+    response = api.send()
+    assert_problem(response, 409, "outcome-unknown")
+    assert response.json()["retryable"] is False
 
 
 def test_store_that_is_back_in_time_for_the_answer(api: Api, weather: Weather) -> None:

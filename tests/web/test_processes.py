@@ -18,6 +18,7 @@ HELD = '{"hold": true}'
 LEASE_MS = 1500
 
 Stage = Callable[..., Backstage]
+Store = servers.PostgresServer | servers.RedisServer
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -186,20 +187,60 @@ def test_gate_9_the_database_goes_and_comes_back(
     assert [effect.key for effect in refusing.effects] == ["key-1", "key-2"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_gate_9_the_database_goes_in_the_middle_of_a_payment(
-    refusing: Backstage, database: servers.PostgresServer, kind: str
-) -> None:
-    """A database that is lost between a payment and its record: one charge, a 503, and never a second charge."""
-    server = refusing.serve(kind)
+@pytest.fixture(params=["postgres", "redis"])
+def away(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Backstage, Store]]:
+    """A stage, and its store, which may be killed and started again, and loses nothing."""
+    if request.param == "postgres":
+        database = request.getfixturevalue("database")
+        backstage = Backstage(tmp_path, database.url, LEASE_MS)
+        yield backstage, database
+        backstage.close()
+        return
+    with servers.redis(settings={"appendonly": "yes", "appendfsync": "always"}) as server:
+        backstage = Backstage(tmp_path, server.url, LEASE_MS)
+        yield backstage, server
+        backstage.close()
+
+
+def lose_store_in_mid_payment(backstage: Backstage, server: Server, store: Store) -> None:
+    """Kill the store while a handler runs; its client is told that its answer is not stored."""
     paying = server.start_paying()
-    wait_until(lambda: len(refusing.effects) == 1)
-    database.stop("immediate")
-    refusing.let_go()
+    wait_until(lambda: len(backstage.effects) == 1)
+    store.kill()
+    backstage.let_go()
     unsure = paying.result(HANG_SECONDS)
     assert (unsure.status_code, code(unsure)) == (503, "answer-not-stored")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gate_9_the_database_goes_in_the_middle_of_a_payment(away: tuple[Backstage, Store], kind: str) -> None:
+    """A store that is lost between a payment and its record, for longer than the lease: one charge and a 503; and when
+    it is back, retries get the first answer, since the worker has kept it.
+    """
+    backstage, store = away
+    server = backstage.serve(kind)
+    lose_store_in_mid_payment(backstage, server, store)
     assert server.pay(body=HELD).status_code == 503
-    database.start()
-    refused = pay_until(server, is_decided)
-    assert code(refused) == "outcome-unknown"
-    assert len(refusing.effects) == 1
+    store.start()
+    kept = pay_until(server, is_stored)
+    assert (seen(kept), kept.json()["attempt"]) == ((201, True), 1)
+    assert len(backstage.effects) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_server_that_ends_while_an_answer_waits(away: tuple[Backstage, Store], kind: str) -> None:
+    """A server that is told to stop still stores an answer that waits, if the store is back within some seconds."""
+    backstage, store = away
+    leaving = backstage.serve(kind)
+    lose_store_in_mid_payment(backstage, leaving, store)
+    leaving.process.terminate()
+    store.start()
+    assert leaving.process.wait(HANG_SECONDS) in {0, -signal.SIGTERM}
+    kept = pay_until(backstage.serve(kind), is_stored)
+    assert (seen(kept), kept.json()["attempt"]) == ((201, True), 1)
+    assert len(backstage.effects) == 1
+
+
+def is_stored(response: httpx.Response) -> bool:
+    return response.status_code != 503 and is_decided(response)

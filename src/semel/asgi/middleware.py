@@ -32,6 +32,7 @@ from semel.core.status import STATUS_PATH, checked_path, name_below
 from semel.errors import ConfigurationError, StoreUnavailable
 from semel.guard.request import Paths, RequestView, Routes, checked_scope, status_path_for
 from semel.guard.shutdown import Gate
+from semel.guard.unstored import AsyncUnstored
 from semel.guard.waiting import AsyncWaiters
 from semel.operation import enter, is_left_over
 from semel.stores import AsyncStore, async_store
@@ -86,11 +87,13 @@ class IdempotencyMiddleware:
         self.backlog = AsyncBacklog(looks_every(is_accepting=is_accepting), self.store.listen if is_accepting else None)
         #: What a policy with enforcement="report" has seen in this process: ``tally.snapshot()``.
         self.tally = Tally()
+        leases, room = AsyncLeases(self.store.renew, self.store.watch), AsyncWaiters(self.store.listen)
         self.guard = AppGuard(
             store=self.store,
-            leases=AsyncLeases(self.store.renew, self.store.watch),
+            leases=leases,
             gate=Gate(),
-            room=AsyncWaiters(self.store.listen),
+            room=room,
+            unstored=AsyncUnstored(self.store.perform, leases, room.hint),
             tally=self.tally,
             status_path=status_path,
             app=app,
@@ -219,7 +222,7 @@ class _Lifespan:
             if self._middleware.workers is not None:
                 self._middleware.workers.start()
         elif message["type"].startswith("lifespan.shutdown."):
-            self._middleware.guard.leases.close()
+            await self._middleware.guard.close()
             await store.close()
         await self._send(message)
 

@@ -178,6 +178,7 @@ def work(
                 *([Surveyor(middleware.store)] if is_measured else ()),
             ]
             _until_stopped(Workers(services), said, middleware.drain)
+            middleware.guard.close()
             middleware.store.close()
 
 

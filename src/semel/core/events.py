@@ -55,7 +55,24 @@ class Fenced:
 
 @value
 class NotStored:
-    """The handler ran, and its answer could not be stored. The key stays taken until the lease runs out."""
+    """The handler ran, and its answer could not be stored yet. The worker keeps answer and key, and tries again."""
+
+    key: str
+    attempt: int
+    reason: str
+
+
+@value
+class StoredLate:
+    """An answer that the worker had kept is stored now: the store takes it again. Retries get it."""
+
+    key: str
+    attempt: int
+
+
+@value
+class AnswerLost:
+    """An answer that could not be stored was given up. A retry may run the operation again."""
 
     key: str
     attempt: int
@@ -203,6 +220,8 @@ Happening = (
     | TookOver
     | Fenced
     | NotStored
+    | StoredLate
+    | AnswerLost
     | NotKept
     | StoreFailed
     | LostLease

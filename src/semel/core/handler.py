@@ -7,6 +7,7 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any
 
+from semel.core.commands.keys import Save
 from semel.core.message import Answer, Headers
 from semel.core.record import Hold
 from semel.core.recovery import Progress
@@ -27,6 +28,8 @@ class Answered:
     skipped: StepError | None = None
     #: The handler works in steps: if its ending is not kept, a retry goes on after the last step that is done.
     has_steps: bool = False
+    #: The result of an effect that the store did not take.
+    unsaved: Save | None = None
 
 
 @value
@@ -37,6 +40,7 @@ class Streaming:
     headers: Headers
     #: As of an answer, here and below.
     skipped: StepError | None = None
+    unsaved: Save | None = None
     no_effect: bool = False
     #: Whether the key is freed, whatever the status: nothing was begun, or another guard keeps it.
     is_freed: bool = False
@@ -51,11 +55,15 @@ class Raised:
     #: As of an answer.
     skipped: StepError | None = None
     has_steps: bool = False
+    unsaved: Save | None = None
 
 
 @value
 class Lost:
-    """Another worker took the operation over in the middle. The handler was stopped, or its answer does not count."""
+    """Another worker took the operation over. The handler was stopped, or its answer does not count."""
+
+    #: False if it was not even begun.
+    has_run: bool = True
 
 
 @value

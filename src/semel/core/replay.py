@@ -78,7 +78,7 @@ def judge(ending: Answered | Streaming | Raised, policy: Policy) -> Keep | Free:
             if not is_final or (status == _CONFLICT and says_later(answer)):
                 return Free()
             return Keep(_event(status), Answer(answer.status, kept(answer.headers, policy), answer.body))
-        case Streaming(status, headers, _, no_effect, is_freed):
+        case Streaming(status, headers, no_effect=no_effect, is_freed=is_freed):
             if is_freed or not _is_kept(status, policy, no_effect=no_effect) or says_later(Answer(status, headers)):
                 return Free()
             return Keep(_event(status), Answer(status, kept(headers, policy), None))

@@ -18,6 +18,7 @@ from semel.guard.ports import AsyncGuard, Guard
 from semel.guard.request import Routes
 from semel.guard.shutdown import Gate
 from semel.guard.steps import AsyncStepPorts, AsyncSteps, StepFlow, ThreadSteps
+from semel.guard.unstored import Unstored
 from semel.guard.waiting import AsyncWaiters, Waiters
 from semel.stores.leases import AsyncLeases, Leases
 from semel.stores.unrecorded import Unrecorded
@@ -44,9 +45,9 @@ def guard() -> Guard:
     with _lock:
         if _guard is None or _guard.store is not store:
             if _guard is not None:
-                _guard.leases.close()
-            leases = AsyncLeases(store.perform, store.watch, store.renewals)
-            _guard = Guard(store, leases, GATE, Waiters(store.listen), TALLY)
+                _guard.close()
+            leases, room = AsyncLeases(store.perform, store.watch, store.renewals), Waiters(store.listen)
+            _guard = Guard(store, leases, GATE, room, Unstored(store.perform, leases, room.hint), TALLY)
         return _guard
 
 
@@ -58,7 +59,8 @@ def async_guard() -> AsyncGuard:
     if found is None or found.store is not store or found.leases is not threads.leases:
         # Hints from threads reach the loops, too; only one of the two listens to the store.
         leases = cast("AsyncLeases", threads.leases)  # as it was made above
-        found = _async_guard = AsyncGuard(store, leases, GATE, AsyncWaiters(threads.room.overhear), TALLY)
+        room = AsyncWaiters(threads.room.overhear)
+        found = _async_guard = AsyncGuard(store, leases, GATE, room, threads.unstored, TALLY)
         store.watch(threads.leases.lose_all)
     return found
 

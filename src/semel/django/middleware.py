@@ -169,7 +169,7 @@ class MiddlewarePorts(ViewPorts[Response]):
         if self.guard.gate.is_closed:
             return NotStarted()
         if not self._is_held(run):
-            return Lost()
+            return Lost(has_run=False)
         operation = self._operation(run)
         if run.lease is not None:
             self.keep_lease(run.hold, run.lease, partial(lose, operation))

@@ -114,7 +114,7 @@ class Installed:
         """Stop the background services, and close every connection of the store."""
         if self.workers is not None:
             self.workers.stop()
-        self.guard.leases.close()
+        self.guard.close()
         self.store.close()
 
 

@@ -135,7 +135,7 @@ async def _end(
     if not isinstance(ending, Ran):
         # First of all: whatever is written of it elsewhere would wait for this transaction.
         await ports.undo()
-    ran = await handler_ran(ports, key, hold, ending)
+    ran = await handler_ran(ports, key, hold, ending, is_undone=True)
     ran, verdict = weigh(ran, policy)
     match verdict:
         case Free():

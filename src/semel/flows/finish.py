@@ -81,6 +81,8 @@ async def finish_abandoned(
 async def finish(ports: StoredPorts, stuck: Stuck, policy: Policy, token: bytes) -> Reply | None:
     """Take one abandoned operation over and run its handler; None: another worker was quicker."""
     hold = stuck.hold
+    if ports.is_kept(hold):
+        return None
     claim = Claim(hold.scope, hold.key, token, b"", policy.lease, policy.retention)
     try:
         got = await ports.take_over(TakeOver(claim, hold, is_abandoned=True))

@@ -183,12 +183,14 @@ async def _seek(ports: GuardPorts, seeker: _Seeker) -> _Won | Answer | Again | A
     return Again.AGAIN
 
 
-async def _judge(
+async def _judge(  # noqa: C901 - all that is decided about a key that was found, in one place
     ports: GuardPorts, found: Found, seeker: _Seeker, *, is_news: bool
 ) -> _Won | Answer | Again | Busy | Accepted:
     """Decide about a key that was there before this request; *is_news* to other waiters, if it has ended."""
     asked, claim = seeker.asked, seeker.claim
     policy = asked.policy
+    if found.state is State.PROCESSING and found.lease_is_over:
+        found = _unless_kept(ports, claim, found)
     # The reply to this very claim may have been lost on its way: then the record bears our token.
     is_own = found.token == claim.token and found.state in {State.PENDING, State.PROCESSING}
     if is_own and (found.state is State.PENDING or not found.lease_is_over):
@@ -219,6 +221,14 @@ async def _judge(
             return _Won(got, wanted.is_accepted)
         case never:  # pragma: no cover - mypy proves that nothing is left
             assert_never(never)
+
+
+def _unless_kept(ports: GuardPorts, claim: Claim, found: Found) -> Found:
+    """Return what was *found*, as busy where this very process has its answer: the store was away when its lease was to
+    be renewed.
+    """
+    is_kept = ports.is_kept(Hold(claim.scope, claim.key, found.attempt, found.token))
+    return replace(found, lease_is_over=False) if is_kept else found
 
 
 async def _accepted(ports: GuardPorts, claim: Claim, path: str, *, is_wish: bool) -> Answer:

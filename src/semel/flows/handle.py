@@ -11,10 +11,10 @@ from datetime import timedelta
 from http import HTTPStatus
 from typing import assert_never
 
-from semel.core.commands import Complete, Look, Note, Release, Verdict
+from semel.core.commands import Complete, Look, Note, Release, Save, Verdict
 from semel.core.decision import RETRY_AFTER_SECONDS
 from semel.core.encrypted import is_marked_result
-from semel.core.events import Fenced, LostLease, NotKept, NotStored
+from semel.core.events import AnswerLost, Fenced, LostLease, NotKept, NotStored
 from semel.core.handler import Answered, Ending, Lost, NotStarted, Parked, Raised, RunHandler, Streaming
 from semel.core.key import Key
 from semel.core.message import Answer
@@ -36,7 +36,7 @@ from semel.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from semel.flows.ports import GuardPorts
+from semel.flows.ports import GuardPorts, Ports
 from semel.flows.reply import PassOn, Reply, Reraise, Send
 
 #: Smaller answers are not what a statement takes long for.
@@ -51,6 +51,10 @@ SHUTDOWN_RETRY_AFTER_SECONDS = 2
 
 #: What stopped the handler (a provider that does not answer, most likely) is seldom over within one second.
 UNFINISHED_RETRY_AFTER_SECONDS = 2
+
+#: For the log, and for the client.
+RECORD_GONE = "its record is gone: the store has lost it, or an operator has freed the key"
+_RECORD_GONE = "This operation may have taken effect, and its record is gone. Find out what it did before you retry."
 
 Ran = Answered | Streaming | Raised
 
@@ -97,30 +101,41 @@ async def end(
     """
     if isinstance(ending, NotStarted):
         await release(ports, hold, policy, "shutting down")
-    ended = ending if isinstance(ending, Ran) else await handler_ran(ports, key, hold, ending)
+    ended = ending if isinstance(ending, Ran) else await handler_ran(ports, key, hold, ending, is_undone=False)
     if is_accepted and isinstance(ended, Answered):
         ended = replace(ended, reached_handler=True)
     ran, verdict = weigh(ended, policy)
     match verdict:
         case Free():
-            await release(ports, hold, policy, _reason(ran))
+            freeing = Release(hold, wakes=policy.gives_hints, reason=_reason(ran))
+            if ended.unsaved is None or await _is_saved(ports, key, ended.unsaved, freeing, policy.lease):
+                with suppress(StoreError):
+                    await ports.ask(freeing)
         case Keep(event, answer):
             if isinstance(ran, Streaming):
                 ports.tell(NotKept(key.short(), ran.status))
-            if (await _complete(ports, key, Complete(hold, event, answer, policy.gives_hints))) is Verdict.FENCED:
+            command = Complete(hold, event, answer, policy.gives_hints)
+            if (await _complete(ports, key, command, policy.lease)) is Verdict.FENCED:
+                if await is_gone(ports, hold):
+                    ports.tell(AnswerLost(key.short(), hold.attempt, RECORD_GONE))
+                    raise OutcomeUnknown(_RECORD_GONE)
                 await tell_fenced(ports, key, hold)
         case unheard:  # pragma: no cover - mypy proves that nothing is left
             assert_never(unheard)
     return reply_to(ran, verdict, policy)
 
 
-async def handler_ran(ports: GuardPorts, key: Key, hold: Hold, ending: Ending) -> Ran:
-    """Return how the handler ended, where it ran to an end of its own; refuse otherwise."""
+async def handler_ran(ports: GuardPorts, key: Key, hold: Hold, ending: Ending, *, is_undone: bool) -> Ran:
+    """Return how the handler ended, where it ran to an end of its own; refuse otherwise. Say whether what it did *is
+    undone*.
+    """
     match ending:
-        case Lost():
-            # The worker that took over runs the operation now, or has; a retry will get that answer.
+        case Lost(has_run):
             ports.tell(LostLease(key.short(), hold.attempt))
             await note(ports, hold, "stopped")
+            if has_run and not is_undone and await is_gone(ports, hold):
+                raise OutcomeUnknown(_RECORD_GONE)
+            # The worker that took over runs the operation now, or has; a retry will get that answer.
             raise InProgress(retry_after=RETRY_AFTER_SECONDS)
         case Parked():
             raise OutcomeUnknown
@@ -173,6 +188,15 @@ def _is_bare(answer: Answer) -> bool:
     return answer.status == HTTPStatus.INTERNAL_SERVER_ERROR and not is_json
 
 
+async def is_gone(ports: Ports, hold: Hold) -> bool:
+    """Whether there is no record any more where a handler has run: no other worker has it, so none will answer. Nothing
+    is stored in its place: an operator may have freed the key, and a store that lost it can't be told from that.
+    """
+    with suppress(StoreError):
+        return await ports.ask(Look(hold.scope, hold.key)) is None
+    return False
+
+
 async def tell_fenced(ports: GuardPorts, key: Key, hold: Hold) -> None:
     """Say that this worker's ending was thrown away, and refuse: a retry will get the other's answer."""
     ports.tell(Fenced(key.short(), hold.attempt))
@@ -193,8 +217,19 @@ def _reason(ran: Ran) -> str:
     return f"answered {ran.answer.status if isinstance(ran, Answered) else ran.status}"
 
 
-async def _complete(ports: GuardPorts, key: Key, command: Complete) -> Verdict:
-    """Store the answer, patiently: the handler has run. If it can't be done the key is kept, never freed.
+async def _is_saved(ports: GuardPorts, key: Key, save: Save, freeing: Release, lease: timedelta) -> bool:
+    """Store the result of an effect, of which this run alone knows; where that fails again, keep it with the key."""
+    try:
+        return (await ports.ask(save)) is Verdict.DONE
+    except StoreError as error:
+        ports.tell(NotStored(key.short(), save.hold.attempt, str(error)))
+        ports.keep(save.hold, (save, freeing), lease)
+        return False
+
+
+async def _complete(ports: GuardPorts, key: Key, command: Complete, lease: timedelta) -> Verdict:
+    """Store the answer, patiently: the handler has run. If that fails the key is kept, never freed: this worker keeps
+    the answer, too, and goes on trying behind its client's back.
 
     An answer that the store will not take, however often it is asked, is given up for a tombstone: the operation is
     done, and that must be stored above all, or it would be run again when its lease is over.
@@ -205,22 +240,35 @@ async def _complete(ports: GuardPorts, key: Key, command: Complete) -> Verdict:
         except StoreError as error:
             if pause is None:
                 ports.tell(NotStored(key.short(), command.hold.attempt, str(error)))
+                ports.keep(command.hold, (command,), lease)
                 raise AnswerNotStored from error
-            if _is_hopeless(command, error):
+            had_body = command.answer.body is not None
+            command = next_try(command, error)
+            if had_body and command.answer.body is None:
                 ports.tell(NotKept(key.short(), command.answer.status))
-                command = replace(command, answer=replace(command.answer, body=None))
             else:
                 await ports.pause(pause)
-            # Should it be the hint that the store objects to: the answer must not be lost for want of that.
-            command = replace(command, wakes=False)
     raise AssertionError  # pragma: no cover - the last round returned or raised
+
+
+def next_try(command: Complete, error: StoreError) -> Complete:
+    """Return what to ask the store next, which has failed to store an answer: less, where it would refuse it again."""
+    if _is_hopeless(command, error):
+        command = replace(command, answer=tombstone(command.answer))
+    # Should it be the hint that the store objects to: the answer must not be lost for want of that.
+    return replace(command, wakes=False)
+
+
+def tombstone(answer: Answer) -> Answer:
+    """Return what is left of an *answer* that can't be kept: a few bytes."""
+    return Answer(answer.status, tuple([pair for pair in answer.headers if pair[0] == b"location"]), None)
 
 
 def _is_hopeless(command: Complete, error: StoreError) -> bool:
     """Whether the store would refuse the same answer again."""
     size = len(command.answer.body or b"")
     if isinstance(error, StoreUnavailable):
-        return error.was_too_slow and size > LARGE_ANSWER
+        return size > 0 and (error.has_no_space or (error.was_too_slow and size > LARGE_ANSWER))
     return isinstance(error, StoreRefused) and size > 0 and not command.wakes
 
 

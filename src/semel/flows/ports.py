@@ -95,6 +95,12 @@ class GuardPorts(StatusPorts, Protocol):
     def endpoint(self) -> str | None:
         """Return the template of the route, where it is known; never what the client sent."""
 
+    def keep(self, hold: Hold, commands: tuple[Command[Verdict], ...], lease: timedelta, /) -> object:
+        """Keep the claim of *hold*, and try *commands*, which the store does not carry out now, until it does."""
+
+    def is_kept(self, hold: Hold, /) -> bool:
+        """Whether this process keeps the answer of *hold*, and tries to store it."""
+
     def pause(self, duration: timedelta, /) -> Awaitable[None]:
         """Wait."""
 

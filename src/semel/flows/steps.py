@@ -56,6 +56,8 @@ class Story:
         self.is_over = False
         #: A step that failed in this very run with an unknown outcome: an effect, or a phase's COMMIT.
         self.in_doubt: str | None = None
+        #: The result of that effect, where it is known and the store did not take it.
+        self.unsaved: Done | None = None
         #: Whether this handler works in steps at all.
         self.is_used = bool(progress.steps)
         #: Another worker has the operation.
@@ -73,6 +75,12 @@ class Story:
         except RecoveryPointLost as lost:
             return lost
         return None
+
+    @property
+    def rest(self) -> Save | None:
+        """What is still to be stored when the handler has ended."""
+        done = self.unsaved
+        return None if done is None else Save(self.hold, self.progress.plus(done), self.progress)
 
     def begin(self, kind: Kind, name: str) -> Step | None:
         """Begin a step; return what is stored of it."""
@@ -121,8 +129,11 @@ async def effect(ports: StepPorts, story: Story, name: str, on_unknown: OnUnknow
     if not isinstance(done, Done):
         story.running = name
         try:
-            done = await _call(ports, story, name, on_unknown, stored)
+            done = story.unsaved or await _call(ports, story, name, on_unknown, stored)
+            # Until it is stored, this run alone knows of it: it must not call the function again.
+            story.unsaved = done
             await _save(ports, story, story.progress.plus(done))
+            story.unsaved = None
         finally:
             story.running = None
     story.end(name)

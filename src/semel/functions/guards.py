@@ -60,7 +60,7 @@ def close() -> None:
     _async_guards.clear()
     while _guards:
         given, guard = _guards.popitem()
-        guard.leases.close()
+        guard.close()
         if guard.store is not given:
             guard.store.close()
 
@@ -92,7 +92,7 @@ async def _close_at_the_end(place: tuple[_Loop, str | Tiered], guard: AsyncGuard
         yield
     finally:
         _on_loops.pop(place, None)
-        guard.leases.close()
+        await guard.close()
         await guard.store.close()
 
 

@@ -25,12 +25,15 @@ def answered(answer: Answer, operation: Operation, *, reached_handler: bool, no_
         # A handler without steps, as most are.
         story.is_over = True
         return Answered(answer, reached_handler, nothing_lost)
-    return _standing(Answered(answer, reached_handler, nothing_lost, story.skipped, story.is_used), operation)
+    return _standing(
+        Answered(answer, reached_handler, nothing_lost, story.skipped, story.is_used, story.rest), operation
+    )
 
 
 def streaming(status: int, headers: Headers, operation: Operation) -> Ending:
     """Return the ending of a handler with an answer that can't be kept."""
-    ending = Streaming(status, headers, operation.story.skipped, operation.has_no_effect, operation.is_freed)
+    story = operation.story
+    ending = Streaming(status, headers, story.skipped, story.rest, operation.has_no_effect, operation.is_freed)
     return _standing(ending, operation)
 
 
@@ -40,7 +43,7 @@ def raised(error: Exception, operation: Operation) -> Ending:
     nothing_lost = isinstance(error, NoEffect) or operation.has_no_effect or story.is_used
     # A mistake in the program that comes before anything was recorded is not half-way: to come back would not help.
     has_steps = story.is_used and bool(story.progress.steps or not isinstance(error, ConfigurationError))
-    return _standing(Raised(error, nothing_lost, story.skipped, has_steps), operation)
+    return _standing(Raised(error, nothing_lost, story.skipped, has_steps, story.rest), operation)
 
 
 def _standing(ending: Ending, operation: Operation) -> Ending:

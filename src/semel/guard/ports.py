@@ -29,6 +29,7 @@ from semel.guard.lookups import AsyncLookups, Lookups, Patience
 from semel.guard.running import Running, arun, interrupted_by_death, interruptible, pause, run, settled
 from semel.guard.shutdown import Gate
 from semel.guard.steps import AsyncSteps, ThreadSteps
+from semel.guard.unstored import AsyncUnstored, Unstored
 from semel.guard.waiting import AsyncWaiters, Waiter, Waiters
 from semel.operation import Operation, Steps, begin, enter
 from semel.stores import AsyncStore, Store, greenlets
@@ -52,6 +53,8 @@ class Guard:
     gate: Gate
     #: Where duplicates wait.
     room: Waiters
+    #: What the store did not take yet.
+    unstored: Unstored
     #: What report mode has seen.
     tally: Tally = field(default_factory=Tally)
     #: Where the state of operations can be asked for; None: nowhere, and none is accepted to be run later.
@@ -62,7 +65,13 @@ class Guard:
     @classmethod
     def of(cls, store: Store) -> Self:
         """Guard by *store*."""
-        return cls(store, Leases(store.perform, store.watch, store.renewals), Gate(), Waiters(store.listen))
+        leases, room = Leases(store.perform, store.watch, store.renewals), Waiters(store.listen)
+        return cls(store, leases, Gate(), room, Unstored(store.perform, leases, room.hint))
+
+    def close(self) -> None:
+        """Let what is kept be stored, and renew no more. The store is still open."""
+        self.unstored.close()
+        self.leases.close()
 
     def let_go(self, hold: Hold) -> None:
         """Stop renewing: a lease without a worker must expire. Then those who wait for its end may look."""
@@ -79,6 +88,8 @@ class AsyncGuard:
     gate: Gate
     #: Where duplicates wait.
     room: AsyncWaiters
+    #: What the store did not take yet.
+    unstored: Unstored
     #: What report mode has seen.
     tally: Tally = field(default_factory=Tally)
     #: Where the state of operations can be asked for; None: nowhere, and none is accepted to be run later.
@@ -89,7 +100,13 @@ class AsyncGuard:
     @classmethod
     def of(cls, store: AsyncStore) -> Self:
         """Guard by *store*."""
-        return cls(store, AsyncLeases(store.renew, store.watch), Gate(), AsyncWaiters(store.listen))
+        leases, room = AsyncLeases(store.renew, store.watch), AsyncWaiters(store.listen)
+        return cls(store, leases, Gate(), room, AsyncUnstored(store.perform, leases, room.hint))
+
+    async def close(self) -> None:
+        """Let what is kept be stored, and renew no more. The store is still open."""
+        await self.unstored.aclose()
+        self.leases.close()
 
     def let_go(self, hold: Hold) -> None:
         """Stop renewing: a lease without a worker must expire. Then those who wait for its end may look."""
@@ -170,6 +187,15 @@ class _Ports(ABC):
         hold = self._hold
         if hold is not None:
             self.guard.let_go(hold)
+
+    def keep(self, hold: Hold, commands: tuple[Command[Verdict], ...], lease: timedelta) -> None:
+        """Keep what could not be stored, and with it the claim."""
+        if self.guard.unstored.add(hold, commands, lease):
+            self._hold = None  # It is no longer this call's to let go.
+
+    def is_kept(self, hold: Hold) -> bool:
+        """Whether the answer of *hold* waits for the store in this process."""
+        return self.guard.unstored.has(hold)  # type: ignore[no-any-return]  # as of the guard
 
     def keep_lease(self, hold: Hold, lease: timedelta, on_lost: OnLost = ignore) -> None:
         """Renew the lease of *hold* from now on."""
@@ -258,7 +284,7 @@ class ThreadPorts(_Ports):
         if self.guard.gate.is_closed:
             return NotStarted()
         if not self._is_held(run):
-            return Lost()
+            return Lost(has_run=False)
         operation = self._operation(run)
         if run.lease is not None:
             self.keep_lease(run.hold, run.lease, partial(lose, operation))
@@ -374,7 +400,7 @@ class AsyncPorts(_Ports):
                     break
                 if not is_late(self._asked_at, run.lease):
                     return None
-        return Lost()
+        return Lost(has_run=False)
 
     def route_policy(self) -> Policy | None:
         """Return nothing: what is run here has its policy from the beginning."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from copy import copy
 from operator import attrgetter, itemgetter
 from typing import Any, Generic, TypeVar
@@ -85,7 +85,7 @@ class AsyncBatcher(Generic[C]):
 
     async def _without(self, error: Exception, commands: list[C]) -> list[Any]:
         """Return the outcomes of a batch that failed. One bad row fails its batch: the others are tried without it."""
-        if isinstance(error, StoreError):
+        if isinstance(error, StoreError) and not _is_for_size(error, commands):
             return _one_each(error, len(commands))
         if len(commands) == 1:
             return [refused(error)]
@@ -167,9 +167,9 @@ class Batcher(Generic[C]):
     def _outcomes(self, commands: list[C]) -> list[Any]:
         try:
             return self._execute(commands)
-        except StoreError as error:
-            return _one_each(error, len(commands))
         except Exception as error:  # noqa: BLE001 - one bad row fails its batch; its neighbours are tried without it
+            if isinstance(error, StoreError) and not _is_for_size(error, commands):
+                return _one_each(error, len(commands))
             if len(commands) == 1:
                 return [refused(error)]
             return [outcome for command in commands for outcome in self._outcomes([command])]
@@ -207,6 +207,11 @@ def _alike(batch: list[T], command: Callable[[T], Any], terms: Terms | None) -> 
     for each in batch:
         parts.setdefault(terms(command(each)), []).append(each)
     return parts.values()
+
+
+def _is_for_size(error: StoreError, commands: Sequence[object]) -> bool:
+    """Whether there was no space for all of them together: for some of them there may be."""
+    return len(commands) > 1 and isinstance(error, StoreUnavailable) and error.has_no_space
 
 
 def refused(error: Exception) -> StoreRefused:

@@ -145,6 +145,12 @@ class Leases:
         """Keep *hold* alive from now on; call *on_lost*, in a thread that is not the caller's, when it is lost."""
         self._add(_Lease(hold, lease, on_lost))
 
+    def keep(self, hold: Hold, lease: timedelta) -> None:
+        """Keep *hold* alive, though its handler has ended: its answer waits for the store, and no loop must show life
+        for it. If it is lost, the fence tells.
+        """
+        self._add(_Lease(hold, lease, ignore))
+
     def discard(self, hold: Hold) -> None:
         """Leave *hold* to its lease."""
         with self._mutex:

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 
 from semel.core.events import (
+    AnswerLost,
     EndpointTurnedOff,
     Fenced,
     FinishedAbandoned,
@@ -22,6 +23,7 @@ from semel.core.events import (
     PersonalKey,
     Reported,
     ReportFailed,
+    StoredLate,
     StoreFailed,
     Swept,
     SweptUnknown,
@@ -40,6 +42,8 @@ _LEVELS: dict[type[Happening], int] = {
     TookOver: logging.WARNING,
     Fenced: logging.WARNING,
     NotStored: logging.ERROR,
+    StoredLate: logging.WARNING,
+    AnswerLost: logging.ERROR,
     NotKept: logging.INFO,
     StoreFailed: logging.ERROR,
     LostLease: logging.WARNING,

@@ -16,6 +16,7 @@ from semel.core.status import STATUS_PATH, name_below
 from semel.errors import ConfigurationError
 from semel.guard.request import Paths, RequestView, Routes, checked_scope, status_path_for
 from semel.guard.shutdown import Gate
+from semel.guard.unstored import Unstored
 from semel.guard.waiting import Waiters
 from semel.stores import Store
 from semel.stores import store as open_store
@@ -67,11 +68,13 @@ class IdempotencyMiddleware:
         self.backlog = Backlog(looks_every(is_accepting=is_accepting), self.store.listen if is_accepting else None)
         #: What a policy with enforcement="report" has seen in this process: ``tally.snapshot()``.
         self.tally = Tally()
+        leases, room = Leases(self.store.perform, self.store.watch, self.store.renewals), Waiters(self.store.listen)
         self.guard = AppGuard(
             store=self.store,
-            leases=Leases(self.store.perform, self.store.watch, self.store.renewals),
+            leases=leases,
             gate=Gate(),
-            room=Waiters(self.store.listen),
+            room=room,
+            unstored=Unstored(self.store.perform, leases, room.hint),
             tally=self.tally,
             status_path=status_path,
             app=app,

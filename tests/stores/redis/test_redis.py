@@ -23,7 +23,6 @@ from semel import stores
 from semel.core.commands import (
     Browse,
     Claim,
-    Command,
     Complete,
     FindStuck,
     Look,
@@ -36,11 +35,13 @@ from semel.core.commands import (
     ReapTrail,
     Release,
     Renew,
+    Save,
     TakeOver,
     Verdict,
 )
 from semel.core.message import Answer, Head, Request
 from semel.core.record import AfterRetention, Found, Hold
+from semel.core.recovery import Done, Progress
 from semel.core.state import Event, State
 from semel.errors import StoreError, StoreNotReady, StoreReadOnly, StoreUnavailable
 from semel.stores.redis import connection
@@ -500,6 +501,26 @@ class TestServers:
             with pytest.raises(StoreNotReady, match="allkeys-lru"):
                 store.perform(claim())
 
+    @pytest.mark.parametrize("colour", ["threads", "loop"])
+    def test_a_server_set_to_evict_while_it_is_used(self, colour: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A server that begins to evict is noticed within seconds: what has begun ends, nothing new begins, and once it
+        is set back all is as before.
+        """
+        monkeypatch.setattr(connection, "LOOK_SECONDS", 0.0)
+        with servers.redis(settings=OURS) as server, Asking(server.url, colour) as ask:
+            running = ask(claim("running"))
+            ask(Renew(((running, LEASE),)))
+            ask(Complete(ask(claim("ended")), Event.COMPLETE, ANSWER))  # So that there is a connection for answers.
+            with redis.Redis.from_url(server.url) as client:
+                client.config_set("maxmemory-policy", "allkeys-lru")
+                ask(claim("before it was noticed"))
+                with pytest.raises(StoreNotReady, match="allkeys-lru"):
+                    ask(claim("new"))
+                assert ask(Renew(((running, LEASE),))) == frozenset()
+                assert ask(Complete(running, Event.COMPLETE, ANSWER)) is Verdict.DONE
+                client.config_set("maxmemory-policy", "noeviction")
+            assert isinstance(ask(claim("new")), Hold)
+
     def test_no_persistence_is_told_once(self, caplog: pytest.LogCaptureFixture) -> None:
         """A server that keeps nothing on disk is warned of, once; one with snapshots or a log is not."""
         for settings, count in (({"appendonly": "yes"}, 0), ({"save": "60 1000"}, 0), (OURS, 1)):
@@ -526,28 +547,38 @@ class TestServers:
             with pytest.raises(StoreReadOnly, match="primary"):
                 store.perform(claim("another"))
 
-    def test_a_full_server_takes_nothing_by_halves(self) -> None:
-        """When memory is full, a claim or an answer is refused whole; and what is there is replayed."""
+    def test_a_full_server_lets_end_what_has_begun(self) -> None:
+        """When memory is full no operation begins, and those under way end: their leases, steps and answers are stored,
+        and what is there is replayed.
+        """
         settings = {"maxmemory": "3mb", "maxmemory-policy": "noeviction"}
         with servers.redis(settings=settings) as server, RedisStore(server.url) as store:
             finished(store)
-            running = held(store, claim("running"))
+            running, parked, given_up = (held(store, claim(key)) for key in ("running", "parked", "given up"))
             with redis.Redis.from_url(server.url) as client:
                 client.config_set("maxmemory", "1")
-                ending: Command[Any] = Complete(running, Event.COMPLETE, ANSWER)
-                for command in (claim("new"), ending, Renew(((running, LEASE),))):
-                    with pytest.raises(StoreUnavailable, match="memory is full") as raised:
-                        store.perform(command)
-                    assert not raised.value.was_sent
+                with pytest.raises(StoreUnavailable, match="memory is full") as raised:
+                    store.perform(claim("new"))
+                assert (raised.value.was_sent, raised.value.has_no_space) == (False, True)
                 found = store.perform(claim())
                 assert isinstance(found, Found)
                 assert found.answer == ANSWER
+                assert store.perform(Renew(((running, LEASE),))) == frozenset()
+                for hold in (running, given_up):
+                    assert store.perform(Save(hold, Progress((Done("effect", "paid", 1),)))) is Verdict.DONE
+                assert store.perform(Complete(running, Event.COMPLETE, ANSWER)) is Verdict.DONE
+                assert store.perform(Park(parked)) is Verdict.DONE
+                assert store.perform(Release(given_up)) is Verdict.DONE
                 client.config_set("maxmemory", "0")
-            assert store.perform(Look("alice", "new")) is None
-            seen = store.perform(Look("alice", "running"))
-            assert seen is not None
-            assert (seen.state, seen.answer) == (State.PROCESSING, None)
-            assert store.perform(Complete(running, Event.COMPLETE, ANSWER)) is Verdict.DONE
+            states = {key: store.perform(Look("alice", key)) for key in ("new", "running", "parked", "given up")}
+            assert {key: record and record.state for key, record in states.items()} == {
+                "new": None,
+                "running": State.COMPLETE,
+                "parked": State.UNKNOWN,
+                "given up": State.PROCESSING,
+            }
+            assert states["running"] is not None
+            assert states["running"].answer == ANSWER
 
     def test_logins(self) -> None:
         """A wrong password, or none, is an error that says what to do, and shows neither."""

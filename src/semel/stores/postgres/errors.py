@@ -12,6 +12,8 @@ from semel.stores.postgres.address import Address
 TRANSIENT = frozenset({"40001", "40P01", "55P03"})
 #: The server cut the statement short, and would again.
 TOO_SLOW = frozenset({"57014"})
+#: Disk, memory, or a limit that was configured is used up. (53300, too many connections, is of the same class.)
+NO_SPACE = frozenset({"53000", "53100", "53200", "53400"})
 #: PgBouncer had no connection to give in all that time. It has one SQLSTATE for this and for much else.
 _NONE_TO_GIVE = "query_wait_timeout"
 
@@ -36,7 +38,9 @@ def translated(error: Exception, sqlstate: str | None, address: Address) -> Stor
     if sqlstate in _NO_PRIVILEGE:
         return StoreNotPermitted(f"{address}: {_direct(error)}. {_GRANTS}")
     if sqlstate is None or sqlstate.startswith(_SERVER_CLASSES):
-        return StoreUnavailable(f"{address} can't be used: {_direct(error)}", was_sent=True)
+        told = StoreUnavailable(f"{address} can't be used: {_direct(error)}", was_sent=True)
+        told.has_no_space = sqlstate in NO_SPACE
+        return told
     return None
 
 

@@ -2,7 +2,7 @@
 only send and receive bytes; commands and retries are in ``cluster.py``.
 
 A server that evicts would lose the record of an operation that was done; a replica takes no writes. This is checked at
-every new connection, since a server's settings may have changed meanwhile.
+every new connection, and whether it evicts every few seconds, since its settings may be changed while it runs.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,6 +27,10 @@ from semel.stores.redis.address import Address, Login, Node
 from semel.stores.redis.protocol import Reply, code_of, lost, packed, read_only, translated
 
 _CHUNK = 64 * 1024
+#: How long a server may evict before no operation begins in it any more. To look goes with other commands, and costs
+#: the server a twentieth of a millisecond.
+LOOK_SECONDS = 5.0
+_LOOK = packed("INFO", "memory")
 _HUNG_UP = "The server has closed the connection."
 
 _logger = logging.getLogger("semel")
@@ -72,9 +77,10 @@ class Connections:
     a time.
     """
 
-    def __init__(self, address: Address) -> None:
-        """Connect to nothing yet."""
+    def __init__(self, address: Address, *, looks: bool = True) -> None:
+        """Connect to nothing yet. One that only ends what has begun never *looks* whether the server evicts by now."""
         self._address = address
+        self._looks = looks and address.is_durable
         self._open: dict[Node, Connection] = {}
 
     def close(self) -> None:
@@ -125,7 +131,8 @@ class Connections:
             except Exception as error:  # noqa: BLE001 - it is the caller's to judge
                 return Failure(error, was_sent=False)
         try:
-            connection.send(pipeline.data)
+            connection.is_looking = self._looks and time.monotonic() >= connection.looks_at
+            connection.send(_LOOK + pipeline.data if connection.is_looking else pipeline.data)
         except OSError as error:
             self._drop(pipeline.node)
             return Failure(error, was_sent=True)
@@ -133,10 +140,16 @@ class Connections:
 
     def _receive(self, connection: Connection, pipeline: Pipeline) -> list[Reply] | Failure:
         try:
-            return connection.receive(pipeline.count)
+            if not connection.is_looking:
+                return connection.receive(pipeline.count)
+            look, *replies = connection.receive(1 + pipeline.count)
         except (OSError, ProtocolError) as error:
             self._drop(pipeline.node)
             return Failure(error, was_sent=True)
+        connection.looks_at = time.monotonic() + LOOK_SECONDS
+        if _evicts(look, self._address, pipeline.node):
+            self._drop(pipeline.node)  # The next one is refused.
+        return replies
 
     def _drop(self, node: Node) -> None:
         connection = self._open.pop(node, None)
@@ -147,9 +160,10 @@ class Connections:
 class AsyncConnections:
     """The same for an event loop. Used by one task at a time."""
 
-    def __init__(self, address: Address) -> None:
-        """Connect to nothing yet."""
+    def __init__(self, address: Address, *, looks: bool = True) -> None:
+        """As of ``Connections``."""
         self._address = address
+        self._looks = looks and address.is_durable
         self._open: dict[Node, AsyncConnection] = {}
         start_afresh_in_children(self)
 
@@ -174,11 +188,18 @@ class AsyncConnections:
             except Exception as error:  # noqa: BLE001 - it is the caller's to judge
                 self._open.pop(node, None)
                 return Failure(error, was_sent=False)
+        seconds = self._address.command_seconds
         try:
-            return await connection.exchange(pipeline.data, pipeline.count, self._address.command_seconds)
+            if not self._looks or time.monotonic() < connection.looks_at:
+                return await connection.exchange(pipeline.data, pipeline.count, seconds)
+            look, *replies = await connection.exchange(_LOOK + pipeline.data, 1 + pipeline.count, seconds)
         except (OSError, ProtocolError) as error:
             self._open.pop(node, None)
             return Failure(error, was_sent=True)
+        connection.looks_at = time.monotonic() + LOOK_SECONDS
+        if _evicts(look, self._address, node):
+            connection.drop()  # The next one is refused.
+        return replies
 
     async def exchange_all(self, pipelines: Sequence[Pipeline]) -> list[list[Reply] | Failure]:
         """Send commands to several servers at the same time."""
@@ -205,6 +226,9 @@ class Connection:
 
     def __init__(self, address: Address, node: Node) -> None:
         """Connect. Raises ``OSError``, or a ``StoreError`` if the server can't be used."""
+        #: When to look next whether the server evicts, and whether that was sent.
+        self.looks_at = time.monotonic() + LOOK_SECONDS
+        self.is_looking = False
         self._reader = Reader()
         context = address.tls.context() if address.tls else None
         connected = socket.create_connection((node.host, node.port), timeout=address.connect_seconds)
@@ -254,6 +278,7 @@ class AsyncConnection(asyncio.Protocol):
 
     def __init__(self) -> None:
         """Not connected yet."""
+        self.looks_at = time.monotonic() + LOOK_SECONDS
         self._reader = Reader()
         self._transport: asyncio.Transport | None = None
         self._replies: list[Reply] = []
@@ -397,10 +422,23 @@ def _check(replies: list[Reply], address: Address, node: Node) -> None:
         raise translated(info, address)
     # A server may not support names of connections, or not allow them: nothing depends on it.
     del named
-    facts = dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
+    facts = _facts(info)
     _judge(facts, address, node)
     if address.is_durable:
         _warn_of_no_persistence(facts, saving, address)
+
+
+def _facts(info: bytes) -> dict[str, str]:
+    return dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
+
+
+def _evicts(info: Reply, address: Address, node: Node) -> bool:
+    """Whether a server has been set to evict since it was connected to. An error says nothing of that."""
+    try:
+        _judge({} if isinstance(info, ReplyError) else _facts(info), address, node)
+    except StoreNotReady:
+        return True
+    return False
 
 
 def _refused(error: ReplyError, address: Address) -> StoreError:

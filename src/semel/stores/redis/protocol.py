@@ -119,7 +119,9 @@ def translated(error: Exception, address: Address, *, was_sent: bool = False) ->
     """Return the exception for an error reply. A refused command was not run; *was_sent* is of an earlier try."""
     code = code_of(error)
     if code in _UNABLE:
-        return StoreUnavailable(f"{address} can't serve now ({code}). {_UNABLE[code]}".rstrip(), was_sent=was_sent)
+        told = StoreUnavailable(f"{address} can't serve now ({code}). {_UNABLE[code]}".rstrip(), was_sent=was_sent)
+        told.has_no_space = code == "OOM"
+        return told
     if code in _LOGIN:
         return StoreUnavailable(f"{address} refuses the login ({code}). {_LOGIN[code]}", was_sent=was_sent)
     if code == "READONLY":

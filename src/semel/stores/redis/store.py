@@ -28,12 +28,14 @@ L = TypeVar("L")
 Execute = Callable[[Client, list[Any]], Coroutine[Any, Any, list[Any]]]
 
 
-def _batchers(keys: Keys, upkeep: Upkeep, batcher: Callable[[Execute], L]) -> dict[type[Command[Any]], L]:
-    """Make the batchers, each with its own connection: claims, answers, leases, and the rest."""
+def _batchers(keys: Keys, upkeep: Upkeep, batcher: Callable[..., L]) -> dict[type[Command[Any]], L]:
+    """Make the batchers, each with its own connection: claims, answers, leases, and the rest. In a server that evicts
+    by now nothing begins any more, and what has begun may end.
+    """
     return {
         Claim: batcher(keys.claim),
-        Complete: batcher(keys.complete),
-        Renew: batcher(keys.renew),
+        Complete: batcher(keys.complete, looks=False),
+        Renew: batcher(keys.renew, looks=False),
         **dict.fromkeys(OTHERS, batcher(keys.each)),
         # These are slow, and no request waits for them.
         **dict.fromkeys(UPKEEP, batcher(upkeep.each)),
@@ -87,8 +89,8 @@ class RedisStore(Store):
         self._connections: list[Connections] = []
         self._batchers = _batchers(self._keys, Upkeep(self._keys), self._batcher)
 
-    def _batcher(self, execute: Execute) -> Batcher[Any]:
-        connections = Connections(self.address)
+    def _batcher(self, execute: Execute, *, looks: bool = True) -> Batcher[Any]:
+        connections = Connections(self.address, looks=looks)
         self._connections.append(connections)
         client = Client(self.address, connections)
         return Batcher(lambda batch: at_once(execute(client, batch)))
@@ -160,8 +162,8 @@ class AsyncRedisStore(AsyncStore):
         self._connections = []
         self._batchers = _batchers(self._keys, self._upkeep, self._batcher)
 
-    def _batcher(self, execute: Execute) -> AsyncBatcher[Any]:
-        connections = AsyncConnections(self.address)
+    def _batcher(self, execute: Execute, *, looks: bool = True) -> AsyncBatcher[Any]:
+        connections = AsyncConnections(self.address, looks=looks)
         self._connections.append(connections)
         return AsyncBatcher(partial(execute, Client(self.address, connections)))
 
@@ -205,4 +207,4 @@ class _Renewals:
         """Start without a connection: the old one is the parent's."""
         self._mutex = threading.Lock()
         self.is_used = False
-        self._connections = Connections(self._address)
+        self._connections = Connections(self._address, looks=False)

@@ -57,6 +57,8 @@ _TROUBLES = {
     sqlite3.SQLITE_FULL: "can't grow: the disk is full",
     sqlite3.SQLITE_NOTADB: "is not a SQLite database",
 }
+#: Less may fit.
+_NO_SPACE = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_TOOBIG})
 #: A migration is one transaction, and readers see the file as it was before.
 _MEANWHILE = "what writes to the file, until the migration is committed; replays go on"
 #: What the beginning of a statement says about the rows that are there.
@@ -304,7 +306,9 @@ def explained(error: sqlite3.Error, path: Path, *, was_sent: bool = False) -> St
         return StoreNotReady(
             f"{path} has no tables of Semel, or old ones. Run: semel migrate {quote(f'sqlite:///{path}')}"
         )
-    return StoreUnavailable(f"{path} {_TROUBLES.get(code, 'can’t be used')} ({error}).", was_sent=was_sent)
+    told = StoreUnavailable(f"{path} {_TROUBLES.get(code, 'can’t be used')} ({error}).", was_sent=was_sent)
+    told.has_no_space = code in _NO_SPACE
+    return told
 
 
 def is_outdated(error: sqlite3.Error) -> bool:

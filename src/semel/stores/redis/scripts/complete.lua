@@ -4,6 +4,8 @@
 -- this may be sent again because the reply was lost. The reaper strips records that leave a tombstone.
 -- The request is deleted; the steps stay, for operators. The lease stays, too: it has no meaning any more,
 -- and deleting it would be one more command.
+-- It is allowed when memory is full: what has begun must be able to end, and there are only so many of those. Redis
+-- refuses only the first write of a script, and never one that makes nothing larger: so the first deletes nothing.
 -- ARGV: channel; and for each key in turn: attempt, token, state, status, headers, hint [, body].
 --       No hint: no caller waits. No body: a tombstone.
 -- Answers for each key 0: fenced; 1: it had ended so before; 2: it has now; 3 and more: it has now, and has to be kept
@@ -27,6 +29,7 @@ for place = 1, #KEYS do
         outcomes[place] = 0
     else
         local done
+        redis.pcall('HDEL', name, '')
         if width > 6 then
             done = redis.pcall('HSET', name, 'state', ARGV[at + 3], 'status', ARGV[at + 4], 'headers', ARGV[at + 5],
                                'completed_at', completed_at, 'body', ARGV[at + 7])

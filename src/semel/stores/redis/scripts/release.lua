@@ -16,6 +16,8 @@ local attempt = tonumber(seen[2])
 local what = 2
 if seen[1] == 'processing' and (attempt > 1 or seen[4] or seen[5]) then
     local clock = redis.call('TIME')
+    -- Allowed when memory is full, as "complete" is.
+    redis.call('HDEL', KEYS[1], '')
     redis.call('HSET', KEYS[1], 'token', ARGV[3], 'lease_expires_at', clock[1] * 1000000 + clock[2])
     what = 3
 else

@@ -1,6 +1,7 @@
 -- name: save
 -- Store the steps. They replace what was there before, or themselves, and nothing else:
 -- a delayed copy of this must not set back later progress.
+-- It is allowed when memory is full, as "complete" is, and in the same way: an effect may have happened already.
 -- ARGV: attempt, token, before, steps, recovery_point; an empty text stands for none. Answers 1, or 0: fenced.
 local seen = redis.call('HMGET', KEYS[1], 'state', 'attempt', 'token', 'steps')
 local steps = seen[4] or ''
@@ -11,6 +12,7 @@ if ARGV[4] == '' then
     redis.call('HDEL', KEYS[1], 'steps', 'recovery_point')
     return 1
 end
+redis.call('HDEL', KEYS[1], '')
 redis.call('HSET', KEYS[1], 'steps', ARGV[4])
 if ARGV[5] == '' then
     redis.call('HDEL', KEYS[1], 'recovery_point')
