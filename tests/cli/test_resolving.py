@@ -234,7 +234,7 @@ def test_say_one_thing(semel: Semel, options: tuple[str, ...]) -> None:
     assert "either --applied RESULT or --not-applied" in ended.stderr
 
 
-@pytest.mark.parametrize("result", ["", "ch_1", "{id: 7}", "NaN", "[1, Infinity]", '"\\ud800"', "[" * 100_000])
+@pytest.mark.parametrize("result", ["", "ch_1", "{id: 7}", "NaN", "[1, Infinity]", "[" * 100_000])
 def test_result_that_is_not_json(semel: Semel, sqlite_url: str, result: str) -> None:
     """A result that is not JSON changes nothing, and one line says how to write it."""
     with closing(store(sqlite_url)) as keys:

@@ -115,7 +115,7 @@ class TestCommands:
         assert (line.event, line.detail) == ("erased", "ticket 7: 1 erased")
         assert "@" in line.actor
         facts = json.loads(said("semel_erase", "nobody", "--yes", "--json"))
-        assert facts == {"erased": 0, "audit_lines": 0, "left": [], "error": None}
+        assert facts == {"erased": 0, "audit_lines": 0, "copies": None, "left": [], "error": None}
         with pytest.raises(CommandError, match="Say --yes"):
             said("semel_erase", "nobody", "--json")
 
