@@ -26,7 +26,7 @@ from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.stores.sqlite import file, writer
 from semel.stores.step import Step
 from tests.web.conftest import ENTRIES
-from tests.web.harness import HANG_SECONDS, Api, AsgiWorld, Call, Reply, WsgiWorld, eventually, wait_until
+from tests.web.harness import HANG_SECONDS, Api, AsgiWorld, Call, Gate, Reply, WsgiWorld, eventually, wait_until
 from tests.web.scenarios import assert_problem, assert_replayed
 
 T = TypeVar("T")
@@ -191,6 +191,26 @@ def test_lease_that_ends_while_the_store_is_away(
     weather.storms.clear()
     assert stored_answer(api).status == 201
     assert api.send().is_replay
+    assert api.runs == 1
+
+
+@pytest.mark.parametrize("on_crash", ["rerun", "refuse"])
+def test_lease_that_ends_while_its_handler_runs(
+    api: Api, weather: Weather, on_crash: Literal["rerun", "refuse"]
+) -> None:
+    """Where a lease has run out because the store was away, this process knows that its handler still runs: a retry is
+    told to come back, and the handler's answer is the one.
+    """
+    api = api.under(Policy.ietf(on_crash=on_crash))
+    weather.storms[Renew] = 10_000
+    with Gate() as gate:
+        api.shop.handler = gate
+        first = api.start()
+        gate.wait()
+        end_lease(api)
+        assert_problem(api.send(), 409, "idempotency-key-in-progress")
+        gate.open()
+        assert_replayed(first.result(HANG_SECONDS), api.send())
     assert api.runs == 1
 
 
