@@ -39,12 +39,16 @@ class Weather:
 
     def __init__(self) -> None:
         self.storms: dict[type[Command[Any]], int] = {}
+        #: Whether they fail because the store is full.
+        self.is_full = False
 
     def blow(self, command: Command[Any]) -> None:
         left = self.storms.get(type(command), 0)
         if left:
             self.storms[type(command)] = left - 1
-            raise StoreUnavailable("a storm", was_sent=False)
+            error = StoreUnavailable("a storm", was_sent=False)
+            error.has_no_space = self.is_full
+            raise error
 
 
 class FlakyStore(MemoryStore):
@@ -290,6 +294,18 @@ def test_store_without_room_for_an_answer(open_world: Any, full_store: str) -> N
     api.answer(Reply(201, bytes(900_000)))
     assert api.send().status == 201
     assert_problem(api.send(), 409, "response-not-replayable")
+    assert api.runs == 1
+
+
+@pytest.mark.usefixtures("impatience")
+def test_store_without_room_for_anything(api: Api, weather: Weather) -> None:
+    """Where not even that fits, the worker keeps the whole answer: its client has not seen it, and may get it yet."""
+    weather.storms[Complete] = 10
+    weather.is_full = True
+    assert_problem(api.send(), 503, "answer-not-stored")
+    assert stored_answer(api).status == 201
+    retry = api.send()
+    assert (retry.status, retry.is_replay, retry.body) == (201, True, b'{"payment": 1}')
     assert api.runs == 1
 
 
