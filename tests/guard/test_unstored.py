@@ -139,7 +139,8 @@ def test_closed_loop(caplog: pytest.LogCaptureFixture) -> None:
 def test_stopped_loop() -> None:
     """An event loop that is stopped, and may run again, holds up no answer of another one; its own waits for it."""
     memory = AsyncMemoryStore()
-    waiting = AsyncUnstored(memory.perform, AsyncLeases(memory.renew), lambda *_: None)
+    stored = {key: threading.Event() for key in ("stopped", "running")}
+    waiting = AsyncUnstored(memory.perform, AsyncLeases(memory.renew), lambda _scope, key: stored[key].set())
 
     async def keep(key: str) -> None:
         hold = await memory.perform(Claim("alice", key, key.encode().ljust(16), b"", LEASE, LEASE))
@@ -147,12 +148,11 @@ def test_stopped_loop() -> None:
         waiting.add(hold, (Complete(hold, Event.COMPLETE, Answer(201)),), LEASE)
 
     async def until_stored(key: str) -> None:
-        async with asyncio.timeout(SECONDS):
-            while (record := await memory.perform(Look("alice", key))) is None or record.answer is None:
-                await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(stored[key].wait, SECONDS)
 
     with closing(asyncio.new_event_loop()) as stopped, asyncio.Runner() as runner:
         stopped.run_until_complete(keep("stopped"))
         runner.run(keep("running"))
         runner.run(until_stored("running"))
+        assert not stored["stopped"].is_set()
         stopped.run_until_complete(until_stored("stopped"))
