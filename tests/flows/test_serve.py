@@ -620,9 +620,10 @@ def test_answer_that_the_store_will_not_take(error: StoreError, size: int, tries
     operation is done must not be lost for want of its answer.
     """
     answer = Answer(201, (), bytes(size))
-    between = (Pause, None) if tries[-1] else (Tell, None)
-    script: list[Line] = [*BEGIN, (Claim, HOLD), (RunHandler, Answered(answer))]
-    result = played([*script, (Complete, error), between, (Complete, Verdict.DONE)])
+    again: list[Line] = (
+        [(Pause, None), (Complete, Verdict.DONE)] if tries[-1] else [(Complete, Verdict.DONE), (Tell, None)]
+    )
+    result = played([*BEGIN, (Claim, HOLD), (RunHandler, Answered(answer)), (Complete, error), *again])
     assert [each.answer.body is not None for each in result.commands if isinstance(each, Complete)] == tries
     assert result.result == Send(answer)
     assert (Tell(NotKept(SHORT, 201)) in result.commands) is not tries[-1]
@@ -630,8 +631,9 @@ def test_answer_that_the_store_will_not_take(error: StoreError, size: int, tries
 
 def test_refused_with_a_hint() -> None:
     """Where the hint may be what the store objects to, the answer is tried once more without it."""
-    refusing: list[Line] = [(Complete, StoreRefused("no")), (Pause, None), (Complete, StoreRefused("no")), (Tell, None)]
-    script: list[Line] = [*BEGIN, (Claim, HOLD), (RunHandler, Answered(CREATED)), *refusing, (Complete, Verdict.DONE)]
+    refusing: list[Line] = [(Complete, StoreRefused("no")), (Pause, None), (Complete, StoreRefused("no"))]
+    ended: list[Line] = [(Complete, Verdict.DONE), (Tell, None)]
+    script: list[Line] = [*BEGIN, (Claim, HOLD), (RunHandler, Answered(CREATED)), *refusing, *ended]
     result = played(script, Policy(in_progress="wait"))
     tries = [(each.wakes, each.answer.body is not None) for each in result.commands if isinstance(each, Complete)]
     assert tries == [(True, True), (False, True), (False, False)]

@@ -134,3 +134,25 @@ def test_closed_loop(caplog: pytest.LogCaptureFixture) -> None:
     asyncio.run(keep())
     assert ended.wait(SECONDS)
     assert "its event loop was closed" in caplog.text
+
+
+def test_stopped_loop() -> None:
+    """An event loop that is stopped, and may run again, holds up no answer of another one; its own waits for it."""
+    memory = AsyncMemoryStore()
+    stored = {key: threading.Event() for key in ("stopped", "running")}
+    waiting = AsyncUnstored(memory.perform, AsyncLeases(memory.renew), lambda _scope, key: stored[key].set())
+
+    async def keep(key: str) -> None:
+        hold = await memory.perform(Claim("alice", key, key.encode().ljust(16), b"", LEASE, LEASE))
+        assert isinstance(hold, Hold)
+        waiting.add(hold, (Complete(hold, Event.COMPLETE, Answer(201)),), LEASE)
+
+    async def until_stored(key: str) -> None:
+        assert await asyncio.to_thread(stored[key].wait, SECONDS)
+
+    with closing(asyncio.new_event_loop()) as stopped, asyncio.Runner() as runner:
+        stopped.run_until_complete(keep("stopped"))
+        runner.run(keep("running"))
+        runner.run(until_stored("running"))
+        assert not stored["stopped"].is_set()
+        stopped.run_until_complete(until_stored("stopped"))

@@ -4,7 +4,7 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import fastapi
 import httpx
@@ -22,12 +22,17 @@ from starlette.routing import Mount, Route
 import semel
 from semel import NoEffect, Policy
 from semel.asgi import PER_ROUTE, IdempotencyMiddleware, claim
-from semel.core.commands import Browse, Complete, Look, Undo
+from semel.core.commands import Browse, Command, Complete, Look, Undo
 from semel.core.record import Record
 from semel.core.state import State
+from semel.errors import StoreUnavailable
+from semel.flows import handle
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.stores.memory.transaction import AsyncMemoryTransaction
+from semel.stores.step import Step
 from tests.web.harness import HANG_SECONDS, AsgiClient, Message, Request, Response, asgi_scope, call_asgi
+
+T = TypeVar("T")
 
 KEYED = Request(lines=(("Idempotency-Key", b"key-1"), ("Content-Type", b"text/plain")), body=b"amount=5")
 
@@ -157,6 +162,44 @@ class TestPassingThrough:
         await entry({"type": "lifespan"}, receive, send)
         started, ended = "lifespan.startup", "lifespan.shutdown"
         assert heard == [started, "open", f"{started}.complete", ended, "close", f"{ended}.complete"]
+
+    async def test_answer_that_waits_at_the_end_of_the_app(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An answer that waits for the store is stored before the app closes what is its own: a pool, for example."""
+        monkeypatch.setattr(handle, "COMPLETE_PAUSES", ())
+        is_away = True
+
+        class Store(AsyncMemoryStore):
+            def perform(self, command: Command[T]) -> Step[T]:
+                if is_away and isinstance(command, Complete):
+                    raise StoreUnavailable("It is away.")
+                return super().perform(command)
+
+        counted = Counted()
+        inner, store = counted.app(), Store()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            nonlocal is_away
+            if scope["type"] != "lifespan":
+                await inner(scope, receive, send)
+                return
+            await receive()
+            is_away = True
+            await send({"type": "lifespan.shutdown.complete"})
+
+        async def receive() -> Message:
+            nonlocal is_away
+            is_away = False
+            return {"type": "lifespan.shutdown"}
+
+        async def send(_message: Message) -> None:
+            """Hear that the app has ended."""
+
+        guarded = IdempotencyMiddleware(app, store=store, scope=lambda _: "alice")
+        assert (await call_asgi(guarded, KEYED)).status == 503
+        await guarded({"type": "lifespan"}, receive, send)
+        record = await store.perform(Look("alice", "key-1"))
+        assert record is not None
+        assert record.state is State.COMPLETE
 
 
 class Passing(BaseHTTPMiddleware):

@@ -26,7 +26,7 @@ from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.stores.sqlite import file, writer
 from semel.stores.step import Step
 from tests.web.conftest import ENTRIES
-from tests.web.harness import HANG_SECONDS, Api, AsgiWorld, Call, Reply, WsgiWorld, eventually, wait_until
+from tests.web.harness import HANG_SECONDS, Api, AsgiWorld, Call, Gate, Reply, WsgiWorld, eventually, wait_until
 from tests.web.scenarios import assert_problem, assert_replayed
 
 T = TypeVar("T")
@@ -39,12 +39,16 @@ class Weather:
 
     def __init__(self) -> None:
         self.storms: dict[type[Command[Any]], int] = {}
+        #: Whether they fail because the store is full.
+        self.is_full = False
 
     def blow(self, command: Command[Any]) -> None:
         left = self.storms.get(type(command), 0)
         if left:
             self.storms[type(command)] = left - 1
-            raise StoreUnavailable("a storm", was_sent=False)
+            error = StoreUnavailable("a storm", was_sent=False)
+            error.has_no_space = self.is_full
+            raise error
 
 
 class FlakyStore(MemoryStore):
@@ -194,6 +198,26 @@ def test_lease_that_ends_while_the_store_is_away(
     assert api.runs == 1
 
 
+@pytest.mark.parametrize("on_crash", ["rerun", "refuse"])
+def test_lease_that_ends_while_its_handler_runs(
+    api: Api, weather: Weather, on_crash: Literal["rerun", "refuse"]
+) -> None:
+    """Where a lease has run out because the store was away, this process knows that its handler still runs: a retry is
+    told to come back, and the handler's answer is the one.
+    """
+    api = api.under(Policy.ietf(on_crash=on_crash))
+    weather.storms[Renew] = 10_000
+    with Gate() as gate:
+        api.shop.handler = gate
+        first = api.start()
+        gate.wait()
+        end_lease(api)
+        assert_problem(api.send(), 409, "idempotency-key-in-progress")
+        gate.open()
+        assert_replayed(first.result(HANG_SECONDS), api.send())
+    assert api.runs == 1
+
+
 @pytest.mark.usefixtures("impatience")
 def test_answer_that_another_has_taken_over(api: Api, weather: Weather, caplog: pytest.LogCaptureFixture) -> None:
     """An answer that waits is fenced as any other: where another worker has taken the key over, it is thrown away."""
@@ -270,6 +294,18 @@ def test_store_without_room_for_an_answer(open_world: Any, full_store: str) -> N
     api.answer(Reply(201, bytes(900_000)))
     assert api.send().status == 201
     assert_problem(api.send(), 409, "response-not-replayable")
+    assert api.runs == 1
+
+
+@pytest.mark.usefixtures("impatience")
+def test_store_without_room_for_anything(api: Api, weather: Weather) -> None:
+    """Where not even that fits, the worker keeps the whole answer: its client has not seen it, and may get it yet."""
+    weather.storms[Complete] = 10
+    weather.is_full = True
+    assert_problem(api.send(), 503, "answer-not-stored")
+    assert stored_answer(api).status == 201
+    retry = api.send()
+    assert (retry.status, retry.is_replay, retry.body) == (201, True, b'{"payment": 1}')
     assert api.runs == 1
 
 

@@ -9,6 +9,7 @@ from semel.core.commands import Claim, Complete, Park, ReadTrail, Renew, TakeOve
 from semel.core.record import NO_TOKEN, Hold
 from semel.core.recovery import Begun, Done
 from semel.core.state import Event, State
+from semel.errors import StoreUnavailable
 from semel.flows.upkeep import SweepReport
 from semel.stores.base import Store
 from semel.work import AsyncSweeper, Sweeper
@@ -47,6 +48,26 @@ def test_live_worker_is_left_alone(world: World, store: Store) -> None:
         key: (each.state, each.token) for key, each in before.items()
     }
     assert store.perform(Complete(hold, Event.COMPLETE, CREATED)) is Verdict.DONE
+
+
+def test_worker_that_lives_while_the_store_is_away(world: World, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease that ran out while the store was away may be a live worker's. The first run that finds the store again
+    leaves it to be renewed; the next sweeps what is still stuck.
+    """
+    alive, _dead = (world.claim(store, key, lease=OVER) for key in ("alive", "dead"))
+    sweeper = Sweeper(store)
+
+    def be_away(_command: object) -> None:
+        raise StoreUnavailable("It is away.")
+
+    with monkeypatch.context() as away:
+        away.setattr(store, "perform", be_away)
+        reports = [sweeper.run_once() for _ in range(2)]
+    assert all(isinstance(report.error, StoreUnavailable) for report in reports)
+    assert sweeper.run_once() == SweepReport()
+    store.perform(Renew(((alive, LONG),)))
+    assert sweeper.run_once() == SweepReport(freed=1)
+    assert store.perform(Complete(alive, Event.COMPLETE, CREATED)) is Verdict.DONE
 
 
 def test_what_may_not_run_again_is_parked(world: World, store: Store) -> None:

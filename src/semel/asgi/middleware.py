@@ -204,6 +204,7 @@ class _Lifespan:
             self._middleware.drain()
             if self._middleware.workers is not None:
                 await self._middleware.workers.stop()
+            await self._middleware.guard.unstored.aclose()
         return message
 
     async def send(self, message: Message) -> None:

@@ -224,8 +224,8 @@ async def _judge(  # noqa: C901 - all that is decided about a key that was found
 
 
 def _unless_kept(ports: GuardPorts, claim: Claim, found: Found) -> Found:
-    """Return what was *found*, as busy where this very process has its answer: the store was away when its lease was to
-    be renewed.
+    """Return what was *found*, as busy where this very process works on it, or has its answer: the store was away when
+    its lease was to be renewed.
     """
     is_kept = ports.is_kept(Hold(claim.scope, claim.key, found.attempt, found.token))
     return replace(found, lease_is_over=False) if is_kept else found

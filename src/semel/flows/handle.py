@@ -234,20 +234,23 @@ async def _complete(ports: GuardPorts, key: Key, command: Complete, lease: timed
     An answer that the store will not take, however often it is asked, is given up for a tombstone: the operation is
     done, and that must be stored above all, or it would be run again when its lease is over.
     """
+    asked = command
     for pause in (*COMPLETE_PAUSES, None):
         try:
-            return await ports.ask(command)
+            verdict = await ports.ask(command)
         except StoreError as error:
             if pause is None:
-                ports.tell(NotStored(key.short(), command.hold.attempt, str(error)))
-                ports.keep(command.hold, (command,), lease)
+                ports.tell(NotStored(key.short(), asked.hold.attempt, str(error)))
+                # The whole of it: there may be room for it later.
+                ports.keep(asked.hold, (replace(asked, wakes=False),), lease)
                 raise AnswerNotStored from error
-            had_body = command.answer.body is not None
-            command = next_try(command, error)
-            if had_body and command.answer.body is None:
-                ports.tell(NotKept(key.short(), command.answer.status))
-            else:
+            command, tried = next_try(command, error), command
+            if command.answer is tried.answer:
                 await ports.pause(pause)
+        else:
+            if command.answer is not asked.answer:
+                ports.tell(NotKept(key.short(), asked.answer.status))
+            return verdict
     raise AssertionError  # pragma: no cover - the last round returned or raised
 
 

@@ -99,7 +99,7 @@ class GuardPorts(StatusPorts, Protocol):
         """Keep the claim of *hold*, and try *commands*, which the store does not carry out now, until it does."""
 
     def is_kept(self, hold: Hold, /) -> bool:
-        """Whether this process keeps the answer of *hold*, and tries to store it."""
+        """Whether this process works under *hold*, or keeps its answer and tries to store it."""
 
     def pause(self, duration: timedelta, /) -> Awaitable[None]:
         """Wait."""

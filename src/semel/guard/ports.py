@@ -194,8 +194,8 @@ class _Ports(ABC):
             self._hold = None  # It is no longer this call's to let go.
 
     def is_kept(self, hold: Hold) -> bool:
-        """Whether the answer of *hold* waits for the store in this process."""
-        return self.guard.unstored.has(hold)  # type: ignore[no-any-return]  # as of the guard
+        """Whether this process works under *hold*, or has its answer, which waits for the store."""
+        return self.guard.unstored.has(hold) or self.guard.leases.has(hold)  # type: ignore[no-any-return]  # as of the guard
 
     def keep_lease(self, hold: Hold, lease: timedelta, on_lost: OnLost = ignore) -> None:
         """Renew the lease of *hold* from now on."""

@@ -48,7 +48,7 @@ MAX_PAUSE_SECONDS = 1.0
 
 #: How long the end of a process, or of an app, waits for what is left to be stored. Servers allow 30 s for all of it.
 CLOSE_SECONDS = 5.0
-#: How often the thread looks whether the event loop that it waits for has been closed.
+#: How often the thread looks whether the event loop that it waits for still runs.
 _LOOK_SECONDS = 0.25
 
 _logger = logging.getLogger("semel")
@@ -71,7 +71,6 @@ class Unstored:
     """The answers of one guard that wait for the store."""
 
     _entries: dict[bytes, _Entry]
-    _mutex: threading.Lock
     _changed: threading.Condition
     _thread: threading.Thread | None
     _size: int
@@ -91,7 +90,7 @@ class Unstored:
         """Keep the claim of *hold*, and try *commands* until they are carried out or fenced; False: too many wait."""
         first, key = commands[0], Key(hold.key).short()
         self._leases.keep(hold, lease)
-        with self._mutex:
+        with self._changed:
             size = _size(first)
             has_room = self._size + size <= MAX_BYTES
             if not has_room and isinstance(first, Complete):
@@ -119,19 +118,19 @@ class Unstored:
         """Whether the answer of *hold* is here. Then the store has answered a request for it, and is tried at once."""
         if hold.token not in self._entries:
             return False
-        with self._mutex:
+        with self._changed:
             self._changed.notify()
         return True
 
     def close(self) -> None:
         """Wait some seconds for what is left to be stored; then give it up. It may be used again."""
-        with self._mutex:
+        with self._changed:
             thread = self._thread
             self._changed.notify()
         if thread is None:
             return
         thread.join(self.close_seconds)
-        with self._mutex:
+        with self._changed:
             left = list(self._entries.values())
             self._entries, self._size = {}, 0
             self._changed.notify()
@@ -147,17 +146,17 @@ class Unstored:
         """Have no answers, and no thread: they are the parent's."""
         self._entries = {}
         self._size = 0
-        self._mutex = threading.Lock()
-        self._changed = threading.Condition(self._mutex)
+        # Its lock may be taken twice: what is told of an answer may itself guard calls.
+        self._changed = threading.Condition()
         self._thread = None
 
     def _ask_here(self) -> Ask:
         return self._perform
 
     def _store_all(self) -> None:
-        mutex, thread, pause = self._mutex, threading.current_thread(), FIRST_PAUSE_SECONDS
+        changed, thread, pause = self._changed, threading.current_thread(), FIRST_PAUSE_SECONDS
         while True:
-            with mutex:
+            with changed:
                 entry = next(iter(self._entries.values()), None)
                 if entry is None:
                     if self._thread is thread:
@@ -165,15 +164,15 @@ class Unstored:
                     return
             if self._has_ended(entry):
                 pause = FIRST_PAUSE_SECONDS
-                with mutex:
+                with changed:
                     if self._entries.pop(entry.hold.token, None) is not None:
                         self._size -= entry.size
                 self._let_go(entry.hold)
                 continue
-            with mutex:
+            with changed:
                 if self._entries.pop(entry.hold.token, None) is not None:
                     self._entries[entry.hold.token] = entry  # Behind the others: it may be its own fault.
-                    self._changed.wait(pause)
+                    changed.wait(pause)
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
     def _has_ended(self, entry: _Entry) -> bool:
@@ -181,18 +180,11 @@ class Unstored:
         key, hold = Key(entry.hold.key).short(), entry.hold
         try:
             while entry.commands:
-                if entry.ask(entry.commands[0]) is Verdict.FENCED:
+                if _carry_out(entry) is Verdict.FENCED:
                     self._tell_fenced(entry)
                     return True
                 del entry.commands[0]
-        except StoreError as error:
-            first = entry.commands[0]
-            if isinstance(first, Complete):
-                if isinstance(error, StoreUnavailable) and entry.size > LARGE_ANSWER:
-                    error.has_no_space = error.has_no_space or _is_there(entry.ask)
-                entry.commands[0] = lighter = next_try(first, error)
-                if first.answer.body is not None and lighter.answer.body is None:
-                    tell(NotKept(key, first.answer.status))
+        except StoreError:
             return False
         except _LoopClosed:
             tell(AnswerLost(key, hold.attempt, "its event loop was closed"))
@@ -245,14 +237,38 @@ def _ask_on(loop: asyncio.AbstractEventLoop, perform: Callable[[Command[T]], Any
         else:
             answer.set_result(done.result())
 
-    try:
+    _check(loop)
+    with suppress(RuntimeError):  # It has been closed at this moment.
         loop.call_soon_threadsafe(start)
-    except RuntimeError:
-        raise _LoopClosed from None
     while not concurrent.futures.wait((answer,), _LOOK_SECONDS).done:
-        if loop.is_closed():
-            raise _LoopClosed
+        _check(loop)
     return answer.result()
+
+
+def _check(loop: asyncio.AbstractEventLoop) -> None:
+    if loop.is_closed():
+        raise _LoopClosed
+    if not loop.is_running():
+        # It may run again. The answers of other loops must not wait for that.
+        raise StoreUnavailable("The event loop of the store is stopped.")
+
+
+def _carry_out(entry: _Entry) -> Verdict:
+    """Carry out what is next; of an answer that the store will not take, store at least that the operation is done."""
+    first = entry.commands[0]
+    try:
+        return entry.ask(first)  # type: ignore[no-any-return]  # by the command's own type
+    except StoreError as error:
+        if not isinstance(first, Complete):
+            raise
+        if isinstance(error, StoreUnavailable) and entry.size > LARGE_ANSWER:
+            error.has_no_space = error.has_no_space or _is_there(entry.ask)
+        lighter = next_try(first, error)
+        if lighter.answer is first.answer:
+            raise
+        verdict: Verdict = entry.ask(lighter)
+    tell(NotKept(Key(entry.hold.key).short(), first.answer.status))
+    return verdict
 
 
 def _is_there(ask: Ask) -> bool:

@@ -37,6 +37,10 @@ RENEWALS_PER_LEASE = 3
 LOOP_SILENCE = timedelta(seconds=60)
 LOOP_SILENCE_LEASES = 10
 
+#: A store that is away is asked again so soon. When it is back, leases that ran out meanwhile must be renewed before
+#: another process takes their keys over: their handlers still run, or their answers wait.
+RETRY_SECONDS = 1.0
+
 #: How long a thread without leases waits for the next one before it ends. To start another costs 0.1 ms.
 IDLE_SECONDS = 10.0
 #: The thread is waited for where it is closed, but no loop may be held up by a renewal that a store does not answer.
@@ -151,6 +155,11 @@ class Leases:
         """
         self._add(_Lease(hold, lease, ignore))
 
+    def has(self, hold: Hold) -> bool:
+        """Whether *hold* is kept alive: what works under it lives, and was not told that it is lost."""
+        lease = self._leases.get(hold.token)
+        return lease is not None and lease.is_due
+
     def discard(self, hold: Hold) -> None:
         """Leave *hold* to its lease."""
         with self._mutex:
@@ -191,7 +200,7 @@ class Leases:
         """Hold nothing, and have no thread."""
         self._leases = {}
         self._interval = IDLE_SECONDS
-        self._is_woken = False
+        self._is_woken = self._has_failed = False
         # Taken with each request, so it is the lock itself, and not the condition's wrapper around it.
         self._mutex = greenlets.lock()
         self._changed = greenlets.condition(self._mutex)
@@ -243,6 +252,8 @@ class Leases:
                 self._interval = min((_interval(each.length) for each in self._leases.values()), default=IDLE_SECONDS)
                 leases = list(self._leases.values())
             self._renew_once(leases, renew)
+            if self._has_failed:
+                due_at = time.monotonic() + RETRY_SECONDS
 
     def _renew_once(self, leases: list[_Lease], renew: RenewHolds, *, is_asked: bool = False) -> None:
         asked_at = time.monotonic()
@@ -255,8 +266,11 @@ class Leases:
         try:
             lost = renew(Renew(holds))
         except Exception as error:  # noqa: BLE001 - whatever it was, the thread must live to try again
-            _logger.warning("Leases could not be renewed; the next round tries again: %s", error)
+            if not self._has_failed:
+                _logger.warning("Leases could not be renewed; this is tried again every second: %s", error)
+            self._has_failed = True
             return
+        self._has_failed = False
         for hold in lost:
             with self._mutex:
                 # It may have ended meanwhile, and its renewal found it so.

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from semel.core.commands import Now
 from semel.core.upkeep import MAX_BATCH
+from semel.errors import StoreError
 from semel.flows.ports import Ports
 from semel.flows.upkeep import SweepReport, sweep
 from semel.stores import AsyncStore
@@ -22,6 +24,8 @@ class Sweeper(StoreService[S_co, SweepReport]):
     """Sweeps a store."""
 
     name = "sweeper"
+    #: Since the last run.
+    _store_was_away = False
 
     def __init__(self, store: S_co, *, interval: timedelta = SWEEP_INTERVAL, has_completer: bool = False) -> None:
         """Sweep *store*. With *has_completer*, operations with a stored request are left to the completer."""
@@ -29,8 +33,19 @@ class Sweeper(StoreService[S_co, SweepReport]):
         self._has_completer = has_completer
 
     async def flow(self, ports: Ports) -> SweepReport:
-        """Sweep all that is stuck now."""
-        return await sweep(ports, MAX_BATCH, has_completer=self._has_completer)
+        """Sweep all that is stuck now. The first run after the store was away leaves that to the next: leases ran out
+        meanwhile, and workers that live renew them first.
+        """
+        if self._store_was_away:
+            try:
+                await ports.ask(Now())
+            except StoreError as error:
+                return SweepReport(error=error)
+            self._store_was_away = False
+            return SweepReport()
+        report = await sweep(ports, MAX_BATCH, has_completer=self._has_completer)
+        self._store_was_away = report.error is not None
+        return report
 
 
 class AsyncSweeper(Sweeper[AsyncStore]):

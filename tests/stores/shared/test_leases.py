@@ -266,6 +266,25 @@ def test_store_failure_is_survived() -> None:
     assert RENEWALS_PER_LEASE == 3
 
 
+def test_store_that_was_away_is_asked_again_soon(caplog: pytest.LogCaptureFixture) -> None:
+    """After a round that fails the next comes within a second or so, however long the leases are: their workers live,
+    and must be heard before another takes their keys over. The log has one line of it.
+    """
+    faults = [StoreUnavailable("gone"), StoreUnavailable("still gone")]
+
+    def answer(_renew: Renew) -> frozenset[Hold]:
+        if faults:
+            raise faults.pop(0)
+        return frozenset()
+
+    with kept(answer) as rounds:
+        rounds.leases.add(A, LONG)
+        rounds.leases._wake_up()
+        for _ in range(3):
+            rounds.until(A)
+    assert caplog.text.count("could not be renewed") == 1
+
+
 def test_shorter_lease_is_renewed_in_time() -> None:
     """A short lease does not wait for the timer of a long one."""
     with kept() as rounds:
