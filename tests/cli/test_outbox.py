@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
+from semel.cli.outbox import MessageChanged, drop, requeue
 from semel.core.outbox import Delivered, Message, Rejected, Verdict
 from semel.core.webhook import new_secret
 from semel.outbox import Outbox
@@ -150,6 +151,30 @@ def test_drop(url: str, semel: Semel) -> None:
     assert [each["state"] for each in listed(semel, url)] == ["ready", "ready"]
     with closing(connect(url)) as connection:
         assert connection.execute("SELECT event FROM semel_audit ORDER BY id").fetchall() == [("dead",), ("dropped",)]
+
+
+def die_again(url: str) -> None:
+    """Try the dead letter again, without success, as a relay does after another operator has requeued it."""
+    with closing(store(url)) as keys, closing(Relay(keys, "events", Picky("events", ""))) as relay:
+        requeue(everything=True, store=url)
+        assert relay.run_once().dead == 1
+
+
+@pytest.mark.parametrize("by_id", [True, False], ids=["id", "all"])
+def test_drop_what_has_changed(
+    url: str, semel: Semel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, by_id: bool
+) -> None:
+    """A dead letter that was requeued, and has died again, while the command asked is left alone."""
+    (dead,) = listed(semel, url, "--state", "dead")
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: die_again(url))
+    if by_id:
+        with pytest.raises(MessageChanged):
+            drop(dead["id"], store=url)
+        assert "no such queue" in capsys.readouterr().out
+    else:
+        drop(everything=True, store=url)
+        assert capsys.readouterr().out.endswith("0 dropped.\n")
+    assert [each["id"] for each in listed(semel, url, "--state", "dead")] == [dead["id"]]
 
 
 @pytest.mark.parametrize(

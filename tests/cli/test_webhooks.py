@@ -8,6 +8,7 @@ import socket
 import subprocess
 from base64 import b64decode
 from collections.abc import Callable
+from contextlib import closing
 from datetime import timedelta
 
 import pytest
@@ -19,6 +20,7 @@ from semel.core.webhook import PrivateKey, read_secret
 from semel.stores import store
 from semel.stores.transaction import at_once
 from semel.webhooks import Endpoints
+from tests.cli.test_outbox import connect
 
 Semel = Callable[..., subprocess.CompletedProcess[str]]
 HOOK = "https://acme.example/hooks"
@@ -53,6 +55,19 @@ def test_endpoints(semel: Semel, url: str) -> None:
     assert lines[0].detail == r"on \x1b[31mholiday"
     assert semel("webhooks", "remove", "acme", SEMEL_STORE=url).stdout == "acme is removed.\n"
     assert semel("webhooks", "list", "--json", SEMEL_STORE=url).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("command, state", [("enable", "on"), ("disable", "off")])
+def test_a_line_that_is_not_kept(semel: Semel, url: str, command: str, state: str) -> None:
+    """An endpoint that is turned off, while the audit trail takes no line, is said to be off."""
+    semel("webhooks", "add", "acme", HOOK, "--secret", "env:NEW", SEMEL_STORE=url)
+    with closing(connect(url)) as connection:
+        connection.execute("DROP TABLE semel_audit")
+        connection.commit()
+    done = semel("webhooks", command, "acme", SEMEL_STORE=url)
+    assert done.stdout.startswith(f"acme is {state}.")
+    assert "It is done, but the audit trail has no line of it" in done.stderr
+    assert done.returncode == 1
 
 
 def test_names_as_shown(semel: Semel, sqlite_url: str) -> None:

@@ -161,7 +161,8 @@ def test_mistakes(fault: str) -> None:
     [
         ("http://login.example.com/jwks", "jwks: keys are fetched by https://"),
         ("http://localhost.example.com/jwks", "jwks: keys are fetched by https://"),
-        ("http://localhost@example.com/jwks", "jwks: keys are fetched by https://"),
+        ("http://localhost@example.com/jwks", "^--jwt-key: the URL has a user's name or a password in it"),
+        ("https://shop:pass@127.0.0.1:1/jwks", "^--jwt-key: the URL has a user's name or a password in it"),
         ("http://127.0.0.1:1/jwks", "can't be fetched"),
         ("https://", "can't be fetched"),
         ("https://[/", "--jwt-key"),

@@ -58,7 +58,7 @@ def erase_scope(
     store: StoreOption = None,
     cache: Annotated[str | None, typer.Option(metavar="URL", help="The Redis in front of it, if it is tiered.")] = None,
     namespace: Annotated[
-        str | None, typer.Option(help="Of no use: copies are found, whichever they are in.", hidden=True)
+        str | None, typer.Option(help="Not needed: copies are found in every namespace.", hidden=True)
     ] = None,
     reason: Annotated[
         str | None, typer.Option(metavar="TEXT", help="For the audit trail. Do not name the customer in it.")

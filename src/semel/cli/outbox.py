@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar
 from uuid import UUID
@@ -70,6 +70,10 @@ app = typer.Typer(help="Look at messages to be sent, and requeue or drop dead le
 
 class MessageNotFound(SemelError):
     """There is no such message."""
+
+
+class MessageChanged(SemelError):
+    """This message has changed since it was shown, and nothing was done. Look at it again: semel outbox show."""
 
 
 @app.command("list")
@@ -135,7 +139,7 @@ def requeue(
     """Give dead letters another series of tries: one by its id, or those of a destination or a time."""
     which = _which(message_id, to, since, everything=everything)
     with opened(store) as keys:
-        count = _repeated(keys, OutboxStatements(messages_of(keys, "outbox")).requeue, which)
+        count = _repeated(keys, OutboxStatements(messages_of(keys, "outbox")).requeue, which, keys.perform(Now()))
     _tell(count, "requeued", message_id)
 
 
@@ -150,11 +154,22 @@ def drop(  # noqa: PLR0917 - typer makes options of them
 ) -> None:
     """Delete dead letters for good: one by its id, or those of a destination or a time. The audit trail has a line."""
     which = _which(message_id, to, since, everything=everything)
-    if not yes:
-        typer.confirm("They will never be sent. Drop them?", abort=True)
     with opened(store) as keys:
-        count = _repeated(keys, OutboxStatements(messages_of(keys, "outbox")).drop, which)
-    _tell(count, "dropped", message_id)
+        statements, began = OutboxStatements(messages_of(keys, "outbox")), keys.perform(Now())
+        if message_id is not None and not yes:
+            whole = _carry_out(keys, statements.look(which["id"]))
+            if whole is None or whole.stored.state != State.DEAD:
+                return _tell(0, "dropped", message_id)
+            which["seen"] = whole.stored
+            put(sheet_of(_lines(whole, (), began.timestamp())))
+            print()
+        if not yes:
+            what, them = ("It", "it") if message_id else ("They", "them")
+            typer.confirm(f"{what} will never be sent. Drop {them}?", abort=True)
+        count = _repeated(keys, statements.drop, which, began)
+    if not count and "seen" in which:
+        raise MessageChanged
+    return _tell(count, "dropped", message_id)
 
 
 def _carry_out(keys: Store, statements: Statements[T]) -> T:
@@ -195,12 +210,13 @@ def _id(text: str) -> str:
         ) from None
 
 
-def _repeated(keys: Store, change: Callable[..., Statements[int]], which: dict[str, Any]) -> int:
+def _repeated(keys: Store, change: Callable[..., Statements[int]], which: dict[str, Any], began: datetime) -> int:
     if which["id"] is not None:
         return _carry_out(keys, change(**which, actor=this_user()))
-    # What is requeued may be dead again before this ends, where a relay runs and nothing was corrected.
-    began, total = keys.perform(Now()).timestamp(), 0
-    while count := _carry_out(keys, change(**which, before=began, actor=this_user())):
+    # What is requeued may be dead again before this ends, where a relay runs and nothing was corrected; and what dies
+    # while the operator is asked was not meant.
+    total = 0
+    while count := _carry_out(keys, change(**which, before=began.timestamp(), actor=this_user())):
         total += count
     return total
 

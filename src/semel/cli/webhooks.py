@@ -22,7 +22,9 @@ from semel.cli.finding import spellings
 from semel.cli.lists import Listing, WatchOption, show_list
 from semel.cli.output import JsonOption, brief, safe, typed
 from semel.core.delivery import Endpoint
+from semel.core.operator import ReasonNotKept
 from semel.core.webhook import KEY_BYTES, new_keys, new_secret
+from semel.errors import SemelError
 from semel.stores import Store
 from semel.stores.base import this_user
 from semel.stores.webhooks import note_endpoint
@@ -89,8 +91,9 @@ def enable(name: NameArgument, store: StoreOption = None) -> None:
     with opened(store) as keys:
         endpoints = Endpoints(keys)
         name = _name(endpoints, name)
-        _note(keys, endpoints.enable(name), "enabled", None)
-    print(f"{safe(name)} is on.")
+        endpoint = endpoints.enable(name)
+        print(f"{safe(name)} is on.")
+        _note(keys, endpoint, "enabled", None)
 
 
 @app.command()
@@ -103,8 +106,9 @@ def disable(
     with opened(store) as keys:
         endpoints = Endpoints(keys)
         name = _name(endpoints, name)
-        _note(keys, endpoints.disable(name, reason), "disabled", reason)
-    print(f"{safe(name)} is off. Its messages wait.")
+        endpoint = endpoints.disable(name, reason)
+        print(f"{safe(name)} is off. Its messages wait.")
+        _note(keys, endpoint, "disabled", reason)
 
 
 @app.command()
@@ -140,7 +144,10 @@ def _endpoints(url: str | None) -> Iterator[Endpoints]:
 
 def _note(keys: Store, endpoint: Endpoint, event: str, reason: str | None) -> None:
     keys.actor = this_user()
-    keys.perform(note_endpoint(endpoint, event, reason))
+    try:
+        keys.perform(note_endpoint(endpoint, event, reason))
+    except SemelError as error:
+        raise ReasonNotKept(f"It is done, but the audit trail has no line of it: {error}") from error
 
 
 def _name(endpoints: Endpoints, shown: str) -> str:

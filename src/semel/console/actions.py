@@ -18,7 +18,7 @@ from semel.core.commands import Note, Unpark, Verdict
 from semel.core.delivery import Endpoint
 from semel.core.inbox import ReceiptState
 from semel.core.message import one_line
-from semel.core.operator import again_means, may_run_again, release_means, resolving_means
+from semel.core.operator import ReasonNotKept, again_means, may_run_again, release_means, resolving_means
 from semel.core.record import NO_TOKEN, Hold, Record
 from semel.core.recovery import as_json, read_back
 from semel.core.state import TERMINAL, State
@@ -39,10 +39,6 @@ MAX_REASON = 500
 
 class ChangedMeanwhile(SemelError):
     """It has changed since you looked, and nothing was done. Look at it again."""
-
-
-class ReasonNotKept(SemelError):
-    """It is done, but the audit trail does not have the reason."""
 
 
 class FormIncomplete(SemelError):

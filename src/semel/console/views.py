@@ -10,7 +10,7 @@ from uuid import UUID
 
 from semel.console import actions, filters
 from semel.console.access import User
-from semel.console.actions import Action, Actor, ChangedMeanwhile, FormIncomplete, ReasonNotKept
+from semel.console.actions import Action, Actor, ChangedMeanwhile, FormIncomplete
 from semel.console.http import Request, Response, quoted, see_other
 from semel.console.reading import CAP, EACH, MESSAGES, NEWEST, Operation, Reader
 from semel.console.rendering import operation_name, seconds
@@ -19,7 +19,7 @@ from semel.core.commands import Now
 from semel.core.delivery import Endpoint
 from semel.core.derive import derive
 from semel.core.inbox import ReceiptState
-from semel.core.operator import commands_for, outcome_of
+from semel.core.operator import ReasonNotKept, commands_for, outcome_of
 from semel.core.place import read_place
 from semel.core.recovery import read_back
 from semel.core.text import as_typed, pasteable

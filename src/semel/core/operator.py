@@ -11,6 +11,7 @@ from semel.core.record import Record
 from semel.core.recovery import Done, Step, read_back
 from semel.core.state import TERMINAL, State
 from semel.core.text import brief, pasteable
+from semel.errors import SemelError
 
 #: How many operations are listed that an erasure leaves.
 MAX_LISTED = 20
@@ -27,6 +28,10 @@ _TO_DO = {
 
 #: Why a record that has ended is left alone.
 ENDED = "This operation has ended. Its answer stays until it expires; a new operation needs a new key."
+
+
+class ReasonNotKept(SemelError):
+    """It is done, but the audit trail does not have the reason."""
 
 
 def release_means(record: Record) -> list[str]:

@@ -65,6 +65,9 @@ class PublishedKeys:
         self._clock = clock
         self._asked_at = self._good_at = clock()
         self._fetching: asyncio.Future[None] | None = None
+        if "@" in url.partition("//")[2].partition("/")[0]:
+            # It would not be sent, and be quoted in logs.
+            raise ConfigurationError("--jwt-key: the URL has a user's name or a password in it. Leave them out.")
         if url.lower().startswith("http://") and not _LOOPBACK.match(url):
             raise ConfigurationError(f"--jwt-key: {url}: keys are fetched by https://, where others can't forge them.")
         outcomes: queue.SimpleQueue[Verifier | Exception] = queue.SimpleQueue()
