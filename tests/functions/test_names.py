@@ -64,7 +64,7 @@ class Paying:
     ],
 )
 def test_what_has_no_name_of_its_own(function: Callable[..., Any], memory: MemoryStore) -> None:
-    """A partial, an object, a lambda, and what is made with the defaults or the class of a factory are refused without a name."""
+    """A partial, a lambda, and what has attributes, or is made with a factory's defaults or class, need a name."""
     with pytest.raises(ConfigurationError, match="name="):
         idempotent(key="order", store=memory)(function)
     guarded = idempotent(key=lambda *args, **_: str(args[-1]), store=memory, name="pay", compare=None)(function)
