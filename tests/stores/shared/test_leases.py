@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from textwrap import dedent
 from types import SimpleNamespace
@@ -580,7 +581,7 @@ def test_eventlet_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_profiler_of_locks_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tool that replaces ``threading.Lock`` by its own, as profilers of locks do, changes nothing for a guard."""
     real = threading.Lock
-    monkeypatch.setattr(threading, "Lock", lambda: real())
+    monkeypatch.setattr(threading, "Lock", partial(real))
     guarded = idempotent(key="order", store="memory://", name="profiled", compare=None)(lambda order: "paid")
     assert [guarded(order=1) for _ in range(2)] == ["paid", "paid"]
 
