@@ -209,3 +209,17 @@ def test_two_functions_of_one_name_in_a_factory(memory: MemoryStore) -> None:
     assert [make_one_of_two("eu", memory)(1) for _ in range(2)] == ["eu", "eu"]
     with pytest.raises(ConfigurationError, match=r"Two functions are called .*make_one_of_two.<locals>.pay "):
         make_one_of_two("us", memory)
+
+
+def test_a_function_that_is_guarded_twice(memory: MemoryStore) -> None:
+    """A guard around a guard of the same name would wait for itself, and is refused; one of another name is not."""
+    pay = make("eu", memory, "pay-twice")
+    with pytest.raises(ConfigurationError, match="pay-twice is guarded already"):
+        idempotent(key="order", store=memory, name="pay-twice")(pay)
+    assert once("1", pay, 1, store=memory, name="once") == "eu"
+
+
+def test_a_static_method(memory: MemoryStore) -> None:
+    """The guard is under @staticmethod: above it the method would get its object as an argument."""
+    with pytest.raises(ConfigurationError, match="put @idempotent under @classmethod and @staticmethod"):
+        idempotent(key="order", store=memory)(staticmethod(make_one_of_two))

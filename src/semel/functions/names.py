@@ -122,7 +122,7 @@ def _codes_in(code: CodeType) -> Iterator[CodeType]:
 
 def is_async(function: Function) -> bool:
     """Whether a call of *function* must be awaited; refuse what is not a function."""
-    if not callable(function):
+    if isinstance(function, staticmethod) or not callable(function):
         raise ConfigurationError(
             f"{type(function).__name__} is not a function. Give the function, and not what it returns; put @idempotent "
             "under @classmethod and @staticmethod."
