@@ -96,3 +96,10 @@ def test_a_wrapped_function_tells_nothing() -> None:
         return "1.10"
 
     assert unwritable(written) is None
+
+
+def test_another_annotation_that_is_not_known() -> None:
+    """What a parameter's annotation names may be imported for type checkers only: that of the result is read alone."""
+    function = returning("Decimal")
+    function.__annotations__ = {"order": "not_defined", "return": "Decimal"}
+    assert unwritable(function) == "Decimal"

@@ -71,7 +71,7 @@ class PaymentSerializer(serializers.ModelSerializer):  # type: ignore[misc]  # R
 
 
 class Payments(IdempotentMixin, CreateAPIView):  # type: ignore[misc]  # REST framework has no types
-    authentication_classes = (ByToken,)
+    authentication_classes: Any = (ByToken,)
     permission_classes = (IsAuthenticated, NotBanned)
     queryset = Payment.objects.all()
     serializer_class = PaymentSerializer
@@ -115,16 +115,21 @@ AUTH = [
 class Unmixed(CreateAPIView):  # type: ignore[misc]  # REST framework has no types
     """A view that logs in by a token, inside, and that nothing of Semel's knows of."""
 
-    authentication_classes = (ByToken,)
+    authentication_classes: Any = (ByToken,)
     permission_classes = (IsAuthenticated,)
     queryset = Payment.objects.all()
     serializer_class = PaymentSerializer
 
 
+class WithoutCsrf(SessionAuthentication):  # type: ignore[misc]  # REST framework has no types
+    def enforce_csrf(self, request: Any) -> None:
+        """Nothing is asked for."""
+
+
 class BySession(Unmixed):
     """One that takes the user from Django's own login."""
 
-    authentication_classes = (SessionAuthentication,)
+    authentication_classes = (SessionAuthentication, WithoutCsrf)
 
 
 @pytest.mark.parametrize("allow", [False, True])
@@ -362,7 +367,7 @@ def test_responses_are_finalized_once(sqlite: str) -> None:
 
 
 class ViewSet(IdempotentMixin, ModelViewSet):  # type: ignore[misc]  # REST framework has no types
-    authentication_classes = (ByToken,)
+    authentication_classes: Any = (ByToken,)
     permission_classes = (IsAuthenticated,)
     queryset = Payment.objects.order_by("pk")
     serializer_class = PaymentSerializer
@@ -459,7 +464,7 @@ def test_an_upload_with_another_boundary(sqlite: str, method: str, reads_early: 
             return not reads_early or bool(request.data["note"])
 
     class Uploads(IdempotentMixin, APIView):  # type: ignore[misc]  # REST framework has no types
-        authentication_classes = (ByToken,)
+        authentication_classes: Any = (ByToken,)
         permission_classes = (Reading,)
         parser_classes = (MultiPartParser, JSONParser)
 
@@ -489,7 +494,7 @@ def test_a_form_that_was_read_before(sqlite: str, reads_early: bool) -> None:
             return not reads_early or bool(request.data)
 
     class Notes(IdempotentMixin, APIView):  # type: ignore[misc]  # REST framework has no types
-        authentication_classes = (ByToken,)
+        authentication_classes: Any = (ByToken,)
         permission_classes = (Reading,)
         parser_classes = (FormParser,)
 

@@ -384,20 +384,22 @@ def test_an_app_around_itself(wrapped_around_itself: Any, url: str) -> None:
 @pytest.mark.parametrize("scope, verdict", [(SINGLE_TENANT, Verdict.WRONG), (account, Verdict.OK)])
 def test_a_login_inside_of_the_guard(url: str, scope: Any, verdict: Verdict) -> None:
     """A route that logs in inside of a guard which knows no users is found: a replay would not ask that login."""
-    app = FastAPI()
+    app, shop = FastAPI(), FastAPI()
     app.add_middleware(IdempotencyMiddleware, store=url, scope=scope)
+    app.mount("/shop", shop)
 
+    @shop.post("/orders")
     @app.post("/payments")
     def pay(token: Annotated[str, Depends(OAuth2PasswordBearer("/token"))]) -> None: ...
 
     found = examined(app, "app-order")
     assert found.verdict is verdict
-    assert ("/payments" in found.evidence) == (verdict is Verdict.WRONG)
+    assert ("/payments, /shop/orders" in found.evidence) == (verdict is Verdict.WRONG)
 
 
 @plants("app-session")
 @pytest.mark.parametrize("mode", ["atomic", "guard"])
-@pytest.mark.parametrize("way", ["login yields", "route opens", "login closes", "of the operation"])
+@pytest.mark.parametrize("way", ["login yields", "its object", "route opens", "login closes", "of the operation"])
 def test_sessions_beside_the_operations(url: str, mode: Mode, way: str) -> None:
     """In atomic mode, a login that keeps a session of the store's engine is found, and a route that opens one."""
     sessions = async_sessionmaker(create_async_engine(url.replace(":", "+aiosqlite:", 1)))
@@ -408,14 +410,19 @@ def test_sessions_beside_the_operations(url: str, mode: Mode, way: str) -> None:
         async with sessions() as session:
             yield session
 
-    async def kept(db: Annotated[AsyncSession, Depends(get_db)]) -> str:
+    class Database:
+        async def __call__(self) -> AsyncIterator[AsyncSession]:
+            async with sessions() as session:
+                yield session
+
+    async def kept(db: Annotated[AsyncSession, Depends(Database() if way == "its object" else get_db)]) -> str:
         return str(db)
 
     async def closed() -> str:
         async with sessions() as session:
             return str(session)
 
-    guard = Idempotent(scope=kept if way == "login yields" else closed)
+    guard = Idempotent(scope=kept if way in {"login yields", "its object"} else closed)
 
     async def lent(operation: Annotated[Operation, Depends(guard)]) -> AsyncIterator[Any]:
         yield operation.connection
@@ -428,6 +435,7 @@ def test_sessions_beside_the_operations(url: str, mode: Mode, way: str) -> None:
 
     app.post("/payments", dependencies=[Depends(guard)])(opens if way == "route opens" else plain)
     found = examined(app, "app-session")
-    is_wrong = mode == "atomic" and way in {"login yields", "route opens"}
+    seen = {"login yields": "get_db", "its object": "Database.__call__", "route opens": "opens"}
+    is_wrong = mode == "atomic" and way in seen
     assert found.verdict is (Verdict.WRONG if is_wrong else Verdict.OK), found.evidence
-    assert (("get_db" if way == "login yields" else "opens") in found.evidence) == is_wrong
+    assert (seen.get(way, "opens") in found.evidence) == is_wrong

@@ -10,6 +10,7 @@ from pathlib import Path, PureWindowsPath
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -78,6 +79,21 @@ class Batch(list[Any]):
     id: int
 
 
+class Express(Order):
+    """A dataclass's subclass that is none, with an attribute that is no field."""
+
+    def __init__(self) -> None:
+        super().__init__(1, [])
+        self.by = "noon"
+
+
+class Pin(Point):
+    """A named tuple with an attribute."""
+
+    def __init__(self, *_: int) -> None:
+        self.colour = "red"
+
+
 DAY = date(2026, 11, 16)
 UUID_1 = UUID(int=1)
 
@@ -89,6 +105,7 @@ DIFFERENT: list[Any] = [
     *(Order(1, []), Order(1, [DAY]), Parcel(1, []), {"id": 1, "lines": []}, {"$date": "2026-11-16"}, {"$dict": []}),
     *(Other.Colour.RED, Other.Parcel(1, []), Point(1, 2), Size(1, 2), [1, 2], Right(6), Right(2), Right.READ),
     *(datetime(2026, 10, 25, 2, 30), datetime(2026, 10, 25, 2, 30, fold=1), time(2, 30), time(2, 30, fold=1)),  # noqa: DTZ001 - the hour of no zone
+    *(time(2, 30, tzinfo=ZoneInfo(zone)) for zone in ("UTC", "Europe/Berlin", "America/New_York")),
     *(PureWindowsPath("/a"), PureWindowsPath("a")),
     *({(1, 2): 3}, {"$Order": {"id": 1, "lines": []}}),
 ]
@@ -124,7 +141,7 @@ ENDLESS.append(ENDLESS)
     "value",
     [
         *(object(), [object()], {"a": object()}, float("nan"), ENDLESS, Order, len),
-        *(Money("10"), Lines(), Words("a"), Batch(1), OrderedDict(a=1), [Words("a")]),
+        *(Money("10"), Lines(), Words("a"), Batch(1), OrderedDict(a=1), [Words("a")], Express(), Pin(1, 2)),
     ],
 )
 def test_what_can_not_be_written(value: object) -> None:

@@ -44,9 +44,18 @@ def test_functions_of_a_factory_need_names(memory: MemoryStore) -> None:
     assert [make(region, memory, f"pay-{region}")(1) for region in ("eu", "us")] == ["eu", "us"]
 
 
+class Paying:
+    def __init__(self, region: str) -> None:
+        self.region = region
+
+    def __call__(self, order: int) -> str:
+        return self.region
+
+
 @pytest.mark.parametrize(
     "function",
     [
+        Paying("eu"),
         make_with_default("eu"),
         make_class("eu").pay,
         make_class("eu")().pay,
@@ -55,7 +64,7 @@ def test_functions_of_a_factory_need_names(memory: MemoryStore) -> None:
     ],
 )
 def test_what_has_no_name_of_its_own(function: Callable[..., Any], memory: MemoryStore) -> None:
-    """A partial, a lambda, and what is made with the defaults or the class of a factory are refused without a name."""
+    """A partial, a lambda, and what has attributes, or is made with a factory's defaults or class, need a name."""
     with pytest.raises(ConfigurationError, match="name="):
         idempotent(key="order", store=memory)(function)
     guarded = idempotent(key=lambda *args, **_: str(args[-1]), store=memory, name="pay", compare=None)(function)
@@ -158,3 +167,59 @@ def test_two_functions_of_one_name_in_a_module(tmp_path: Path, monkeypatch: pyte
     importlib.invalidate_caches()
     with pytest.raises(ConfigurationError, match=r"Two functions are called semel_handlers\._ "):
         importlib.import_module("semel_handlers")
+
+
+WRAPPED = """
+from functools import wraps
+
+def traced(function):
+    @wraps(function)
+    def inner(id):
+        return function(id)
+    return inner
+"""
+
+
+def test_two_functions_of_one_name_in_a_decorator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two handlers of one name are told apart through a decorator that both have, too."""
+    monkeypatch.syspath_prepend(tmp_path)
+    handlers = [(HANDLER % (kind, kind)).replace("def", "@traced\ndef") for kind in ("paid", "sent")]
+    (tmp_path / "semel_traced.py").write_text(MODULE + WRAPPED + "".join(handlers))
+    with pytest.raises(ConfigurationError, match=r"Two functions are called semel_traced\._ "):
+        importlib.import_module("semel_traced")
+
+
+def make_one_of_two(region: str, store: MemoryStore) -> Callable[[int], str]:
+    if region == "eu":
+
+        @idempotent(key="order", store=store)
+        def pay(order: int) -> str:
+            return "eu"
+    else:
+
+        @idempotent(key="order", store=store)
+        def pay(order: int) -> str:
+            return "us"
+
+    return pay
+
+
+def test_two_functions_of_one_name_in_a_factory(memory: MemoryStore) -> None:
+    """A factory that makes one of two functions of one name, while the app runs, is refused the second."""
+    assert [make_one_of_two("eu", memory)(1) for _ in range(2)] == ["eu", "eu"]
+    with pytest.raises(ConfigurationError, match=r"Two functions are called .*make_one_of_two.<locals>.pay "):
+        make_one_of_two("us", memory)
+
+
+def test_a_function_that_is_guarded_twice(memory: MemoryStore) -> None:
+    """A guard around a guard of the same name would wait for itself, and is refused; one of another name is not."""
+    pay = make("eu", memory, "pay-twice")
+    with pytest.raises(ConfigurationError, match="pay-twice is guarded already"):
+        idempotent(key="order", store=memory, name="pay-twice")(pay)
+    assert once("1", pay, 1, store=memory, name="once") == "eu"
+
+
+def test_a_static_method(memory: MemoryStore) -> None:
+    """The guard is under @staticmethod: above it the method would get its object as an argument."""
+    with pytest.raises(ConfigurationError, match="put @idempotent under @classmethod and @staticmethod"):
+        idempotent(key="order", store=memory)(staticmethod(make_one_of_two))

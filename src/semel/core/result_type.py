@@ -22,7 +22,10 @@ def unwritable(function: Callable[..., Any], *, exactly: bool = False) -> str | 
     if hasattr(function, "__wrapped__"):
         return None  # The annotation is of the function inside, and the wrapper may return something else.
     try:
-        return _unwritable(get_type_hints(function).get("return"), exactly, frozenset())
+        # Alone: the other annotations may name what is imported for type checkers only.
+        said = types.SimpleNamespace(__annotations__={"return": function.__annotations__.get("return")})
+        hints = get_type_hints(said, getattr(function, "__globals__", None))
+        return _unwritable(hints["return"], exactly, frozenset())
     except Exception:  # noqa: BLE001 - an annotation is the application's own code, and may name what is not imported
         return None
 

@@ -106,17 +106,16 @@ class AsyncBlocks:
 
     def __init__(self, without: Collection[str], policy: Policy | None) -> None:
         """Nothing is open yet."""
-        self._wanted = policy is not None and policy.mode == "atomic"
-        self._without = without
-        self._block: Any = None
-
-    async def __aenter__(self) -> None:
-        """Open them."""
-        if aliases(self._without):
+        if aliases(without):
             # Django's own message for the same case.
             raise RuntimeError(
                 "You cannot use ATOMIC_REQUESTS with async views. Mark it with transaction.non_atomic_requests."
             )
+        self._wanted = policy is not None and policy.mode == "atomic"
+        self._block: Any = None
+
+    async def __aenter__(self) -> None:
+        """Open them."""
         if self._wanted:
             self._block = Inner()
             await sync_to_async(self._block.__enter__)()

@@ -19,7 +19,7 @@ import difflib
 import inspect
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -55,8 +55,9 @@ LOGS_IN_INSIDE = (
 )
 #: The same, where the middleware guards it.
 OR_SCOPE = f'Or give a function that finds the user by the request\'s own credential in {NAME}["SCOPE"].'
-#: Header names, in part, that a browser sends for a user who is not logged in, too.
+#: Names of headers and of cookies, in part, that a browser sends for a user who is not logged in, too.
 _SENT_BY_ALL = ("cookie", "csrf", "xsrf")
+_SET_FOR_ALL = (*_SENT_BY_ALL, "session")
 
 #: Returns the user of a request; None: it has none. It may be a coroutine function, for async views.
 Scope = Callable[[Any], str | Awaitable[str | None] | None]
@@ -87,8 +88,9 @@ def logs_in_inside(view: Any) -> bool:
 
     said = {**vars(view)}.get("initkwargs", {}).get("authentication_classes", made.authentication_classes)
     is_chosen = made.get_authenticators is not APIView.get_authenticators
-    # SessionAuthentication takes the user from Django's own login.
-    return is_chosen or any(each is not SessionAuthentication for each in said)
+    # It takes the user from Django's own login.
+    own = SessionAuthentication.authenticate
+    return is_chosen or any(getattr(each, "authenticate", None) is not own for each in said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,8 +347,7 @@ def _nearest(name: object) -> str:
 
 def _refuse_credentials(request: HttpRequest) -> None:
     """Raise if *request* has a credential that no login has read yet: its user is not anonymous."""
-    names = [name.lower() for name in request.headers]
-    sent = [each for each in names if looks_secret(each) and not any(part in each for part in _SENT_BY_ALL)]
+    sent = [*_secret(request.headers, _SENT_BY_ALL), *_secret(request.COOKIES, _SET_FOR_ALL)]
     if not sent:
         return
     match = getattr(request, "resolver_match", None)
@@ -362,6 +363,12 @@ def _refuse_credentials(request: HttpRequest) -> None:
             ", ".join(sent),
         )
     raise ScopeMissing("An idempotency key belongs to a user, and this request's credentials name none that is known.")
+
+
+def _secret(names: Iterable[str], harmless: tuple[str, ...]) -> Iterator[str]:
+    """Yield those of *names* that look like credentials, and are not sent for everybody."""
+    lower = (each.lower() for each in names)
+    return (each for each in lower if looks_secret(each) and not any(part in each for part in harmless))
 
 
 def _scope_of(user: Any) -> str | None:

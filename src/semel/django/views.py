@@ -229,9 +229,10 @@ def _guarded(choice: Choice, view: Any) -> Any:
         @wraps(view)
         async def guarded(request: Request, *args: Any, **kwargs: Any) -> Response:
             policy = choice.policy_for(request.method)
+            blocks = atomicity.AsyncBlocks(atomicity.opted_out(guarded, request), policy)
 
             async def call() -> Response:
-                async with atomicity.AsyncBlocks(atomicity.opted_out(guarded, request), policy):
+                async with blocks:
                     return checked(await view(request, *args, **kwargs), view)
 
             if policy is None or not claim(request):

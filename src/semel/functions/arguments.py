@@ -1,7 +1,7 @@
 """The arguments of a call as bytes, so that a retry can be compared with it. They are never parsed back.
 
-The rule is *exact or none*: two values that a function could tell apart never have the same bytes (except numbers:
-1 and 1.0 are equal), and a value without a certain form is refused.
+The rule is *exact or none*: two values that a function could tell apart never have the same bytes, and a value without
+a certain form is refused. Except: 1 and 1.0 are equal, and of a datetime's zone its offset counts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MARKED: dict[type, tuple[str, Callable[[Any], Any]]] = {
     Decimal: ("decimal", str),
     datetime: ("datetime", lambda each: each.isoformat() + _fold(each)),
     date: ("date", date.isoformat),
-    time: ("time", lambda each: each.isoformat() + _fold(each)),
+    time: ("time", lambda each: each.isoformat() + _zone(each) + _fold(each)),
     timedelta: ("timedelta", lambda each: [each.days, each.seconds, each.microseconds]),
     UUID: ("uuid", str),
     PosixPath: ("path", str),
@@ -82,11 +82,13 @@ def _form_of(value: Any) -> Any:  # noqa: PLR0911 - a list of kinds
         return {MARK + "enum": f"{_name(kind)}.{value.name or value._value_}"}
     if isinstance(value, UUID):
         return {MARK + "uuid": str(value)}  # A driver's own: it holds 128 bits, and no more.
-    if hasattr(kind, "_fields") and isinstance(value, tuple):
+    if hasattr(kind, "_fields") and isinstance(value, tuple) and not getattr(value, "__dict__", None):
         return {MARK + _name(kind): [_form_of(each) for each in value]}
     if dataclasses.is_dataclass(kind) and not isinstance(value, (*_MARKED, str, int, float, list, tuple, dict)):
         fields = {each.name: _form_of(getattr(value, each.name)) for each in dataclasses.fields(value)}
-        return {MARK + _name(kind): fields}
+        # A class that is derived from a dataclass, and is none, may have attributes that are no fields.
+        if "__dataclass_fields__" in vars(kind) or fields.keys() >= getattr(value, "__dict__", fields).keys():
+            return {MARK + _name(kind): fields}
     raise CantBeWritten(value)
 
 
@@ -98,6 +100,11 @@ def _name(kind: type) -> str:
 def _fold(each: datetime | time) -> str:
     """Tell the second of two hours of one name from the first."""
     return " again" if each.fold else ""
+
+
+def _zone(each: time) -> str:
+    """Tell a zone whose offset depends on the date, which a time alone does not have."""
+    return "" if each.tzinfo is None or each.utcoffset() is not None else f" {each.tzinfo}"
 
 
 def _members(value: Mapping[Any, Any]) -> Any:

@@ -28,6 +28,9 @@ RETENTION = timedelta(days=30)
 #: A one-off must never run again: longer than any script is kept.
 ONE_OFF_RETENTION = timedelta(days=3650)
 
+#: The attribute of a guarded function with the name that its keys are kept under.
+_MARK = "__semel_name__"
+
 #: The fields of a policy that need a request, and the values that do not.
 _WITHOUT_A_REQUEST: dict[str, tuple[object, ...]] = {
     "enforcement": ("enforce",),
@@ -108,6 +111,7 @@ def _guarded(job: Job, given: Any) -> Function:
         flow = job.flow(args, kwargs, notes_replays=guard.store.notes_replays)
         return FunctionCall(guard, job.results, partial(job.function, *args, **kwargs)).run(flow)
 
+    setattr(guarded, _MARK, job.name)
     return guarded
 
 
@@ -118,6 +122,7 @@ def _async_guarded(job: Job, given: Any) -> Function:
         flow = job.flow(args, kwargs, notes_replays=guard.store.notes_replays)
         return await AsyncFunctionCall(guard, job.results, partial(job.function, *args, **kwargs)).run(flow)
 
+    setattr(guarded, _MARK, job.name)
     return guarded
 
 
@@ -134,6 +139,10 @@ def _job(
 ) -> Job:
     owner = owner_of(function) if name is None else None
     name = name_of(function, name)
+    if getattr(function, _MARK, None) == name:
+        raise ConfigurationError(
+            f"{name} is guarded already, and would wait for itself. Call it as it is, or give another name=."
+        )
     kinds: tuple[Any, ...] = (keep,) if isinstance(keep, type) else tuple(keep)
     if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):
         raise ConfigurationError(f"keep must be exceptions, such as keep=(ValueError,), not {keep!r}.")

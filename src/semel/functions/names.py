@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from semel.errors import ConfigurationError
@@ -16,8 +17,8 @@ Function = Callable[..., Any]
 #: The first parameter of a method. The object itself is not compared: most objects have no form to compare.
 OWNERS = frozenset({"self", "cls"})
 
-#: Where the functions that are known by their own names are defined.
-_defined: dict[str, tuple[str, int]] = {}
+#: The code of the functions that are known by their own names.
+_defined: dict[str, CodeType] = {}
 
 #: Names of a module that runs as a program, and of its copy in a process that multiprocessing has spawned.
 _PROGRAMS = frozenset({"__main__", "__mp_main__"})
@@ -44,6 +45,11 @@ def name_of(function: Function, given: Any = None) -> str:
     named: Any = function if hasattr(function, "__qualname__") else type(function)
     _refuse_local(named)
     name = f"{module_of(named)}.{named.__qualname__}"
+    if named is not function and getattr(function, "__dict__", None):
+        raise ConfigurationError(
+            f"An object of {name} has attributes of its own, and two objects have one name: with one key, only one of "
+            f'them would run. Give each a name=; the first may keep name="{name}".'
+        )
     if inspect.isfunction(function):
         _refuse_second(name, function)
     return name_for(name, function.__self__) if inspect.ismethod(function) else name
@@ -84,22 +90,39 @@ def _refuse_local(named: Any) -> None:
 
 def _refuse_second(name: str, function: Any) -> None:
     """Refuse a second function of one name in a module: handlers that are all called ``_``, for example."""
-    place = function.__code__.co_filename, function.__code__.co_firstlineno
-    file, line = _defined.setdefault(name, place)
-    # A module that is loaded again, in a notebook or by a development server, may have been changed meanwhile.
-    spec = getattr(sys.modules.get(function.__module__), "__spec__", None)
-    is_reloaded = spec is not None and not getattr(spec, "_initializing", False)
-    if line != place[1] and file == place[0] and not is_reloaded:
+    # Of the function itself: a decorator around several gives all of them one code.
+    code: CodeType = getattr(inspect.unwrap(function), "__code__", function.__code__)
+    other = _defined.setdefault(name, code)
+    if other != code and _are_made_together(other, code):
         raise ConfigurationError(
-            f"Two functions are called {name} (lines {line} and {place[1]}), and would share their keys: with one key, "
-            "only one of them would run. Give one of them name=."
+            f"Two functions are called {name} (lines {other.co_firstlineno} and {code.co_firstlineno}), and would "
+            "share their keys: with one key, only one of them would run. Give one of them name=."
         )
-    _defined[name] = place
+    _defined[name] = code
+
+
+def _are_made_together(one: CodeType, other: CodeType) -> bool:
+    """Whether code that is running now makes both. A module that is loaded again, in a notebook or by a development
+    server, may have been changed, and no longer makes what was there before.
+    """
+    frame = sys._getframe()  # noqa: SLF001 - there is no other way to it
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if {one, other} <= set(_codes_in(frame.f_code)):
+            return True
+    return False
+
+
+def _codes_in(code: CodeType) -> Iterator[CodeType]:
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield each
+            yield from _codes_in(each)
 
 
 def is_async(function: Function) -> bool:
     """Whether a call of *function* must be awaited; refuse what is not a function."""
-    if not callable(function):
+    if isinstance(function, staticmethod) or not callable(function):
         raise ConfigurationError(
             f"{type(function).__name__} is not a function. Give the function, and not what it returns; put @idempotent "
             "under @classmethod and @staticmethod."

@@ -6,6 +6,7 @@ Checking the process id at each use works for one thread only; two threads that 
 
 from __future__ import annotations
 
+import concurrent.futures.thread  # noqa: F401 - it has a lock for forks, which must not come to be during one
 import os
 import threading
 from contextlib import ContextDecorator
@@ -20,7 +21,21 @@ class StartsAfresh(Protocol):
         """Drop everything that belongs to the parent, without using it."""
 
 
+class ClosesForForks(Protocol):
+    """An object that must have nothing open during a fork."""
+
+    def before_fork(self) -> None:
+        """Close it, and let no thread open it."""
+
+    def after_fork_in_parent(self) -> None:
+        """Let threads open it."""
+
+    def after_fork_in_child(self) -> None:
+        """The same, where the threads are gone."""
+
+
 _all: WeakSet[StartsAfresh] = WeakSet()
+_closing: WeakSet[ClosesForForks] = WeakSet()
 
 #: Objects of the parent. They must not even be garbage collected, since that would close them.
 _parents: list[object] = []
@@ -31,16 +46,16 @@ def start_afresh_in_children(each: StartsAfresh) -> None:
     _all.add(each)
 
 
+def close_for_forks(each: ClosesForForks) -> None:
+    """Tell *each* of every fork from now on."""
+    _closing.add(each)
+
+
 def leave_alone(each: object) -> None:
     """Keep *each*, which belongs to the parent, unused. A connection that is closed here stays open in the parent, but
     the kernel would no longer report its events to the parent's event loop.
     """
     _parents.append(each)
-
-
-def _after_fork() -> None:
-    for each in tuple(_all):
-        each.start_afresh()
 
 
 class _Importing(ContextDecorator):
@@ -61,8 +76,27 @@ class _Importing(ContextDecorator):
 
 importing = _Importing()
 
+
+# One of each for all: what is registered while a fork waits for an import would come too late for that fork.
+def _before_fork() -> None:
+    importing.__enter__()
+    for each in tuple(_closing):
+        each.before_fork()
+
+
+def _after_fork_in_parent() -> None:
+    for each in tuple(_closing):
+        each.after_fork_in_parent()
+    importing.__exit__()
+
+
+def _after_fork_in_child() -> None:
+    for afresh in tuple(_all):
+        afresh.start_afresh()
+    for each in tuple(_closing):
+        each.after_fork_in_child()
+    importing.__exit__()
+
+
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-    os.register_at_fork(after_in_child=_after_fork)
-    os.register_at_fork(
-        before=importing.__enter__, after_in_parent=importing.__exit__, after_in_child=importing.__exit__
-    )
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

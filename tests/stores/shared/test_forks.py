@@ -122,10 +122,12 @@ async def _use_and_close(use: Use, used: AsyncStore) -> None:
 #: A thread makes the first call of its process, and is in the middle of importing the store when another one forks.
 FIRST_CALL = """
 import importlib.abc, os, signal, sys, threading
-from semel.functions import once
 
 STORE = "semel.stores.sqlite.store"
-begun, go_on = threading.Event(), threading.Event()
+begun, go_on, called = threading.Event(), threading.Event(), threading.Event()
+# The last thing before the fork itself: the other thread may go on as far as it can.
+os.register_at_fork(before=lambda: called.wait(0.5))
+from semel.functions import once
 
 class Slow(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
@@ -138,7 +140,7 @@ sys.meta_path.insert(0, Slow())
 def call(key):
     return once(key, len, "four", store=sys.argv[1], name="length", compare=None)
 
-first = threading.Thread(target=call, args=("first",))
+first = threading.Thread(target=lambda: call("first") and called.set())
 first.start()
 begun.wait()
 os.register_at_fork(before=go_on.set)

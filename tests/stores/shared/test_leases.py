@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from textwrap import dedent
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ import pytest
 from semel.core.commands import Renew
 from semel.core.record import Hold
 from semel.errors import ConfigurationError, StoreUnavailable
+from semel.functions import idempotent
 from semel.stores import leases
 from semel.stores.leases import RENEWALS_PER_LEASE, AsyncLeases, Leases
 
@@ -593,6 +595,14 @@ def test_eventlet_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "eventlet.patcher", patcher)
     with pytest.raises(ConfigurationError, match="gthread or gevent"):
         Leases(nothing_lost)
+
+
+def test_a_profiler_of_locks_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tool that replaces ``threading.Lock`` by its own, as profilers of locks do, changes nothing for a guard."""
+    real = threading.Lock
+    monkeypatch.setattr(threading, "Lock", partial(real))
+    guarded = idempotent(key="order", store="memory://", name="profiled", compare=None)(lambda order: "paid")
+    assert [guarded(order=1) for _ in range(2)] == ["paid", "paid"]
 
 
 def test_under_gevent_the_thread_is_the_systems() -> None:

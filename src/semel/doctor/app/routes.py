@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from fastapi.dependencies.models import Dependant
 from fastapi.security.base import SecurityBase
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Mount
 
 from semel.core.policy import Policy
 from semel.core.scope import SingleTenant
@@ -36,6 +37,9 @@ def _logins(routes: Sequence[BaseRoute], policies: tuple[Policy, ...]) -> Iterat
             continue
         if any(isinstance(each.call, SecurityBase) for each in _tree(dependant)):
             yield str(route.path)
+    for mount in routes:
+        if isinstance(mount, Mount):
+            yield from (mount.path + each for each in _logins(mount.routes, policies))
 
 
 def _add_sessions(found: Application, guarded: Guarded, policies: tuple[Policy, ...]) -> None:
@@ -44,9 +48,10 @@ def _add_sessions(found: Application, guarded: Guarded, policies: tuple[Policy, 
         return
     for each in _tree(guarded.dependant):
         # What depends on the guard comes after it, and has the operation's connection.
-        is_kept = inspect.isasyncgenfunction(each.call) or inspect.isgeneratorfunction(each.call)
-        if is_kept and not any(guards_of(each)) and engine in _engines_in(each.call):
-            found.sessions.append(f"{guarded}: the dependency {_name(each.call)} keeps one while the request lasts")
+        function = _function_of(each.call)
+        is_kept = inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function)
+        if is_kept and not any(guards_of(each)) and engine in _engines_in(function):
+            found.sessions.append(f"{guarded}: the dependency {_name(function)} keeps one while the request lasts")
     if engine in _engines_in(guarded.route.endpoint):
         found.sessions.append(f"{guarded}: {_name(guarded.route.endpoint)} opens one")
 
@@ -55,6 +60,13 @@ def _tree(dependant: Dependant) -> Iterator[Dependant]:
     for each in dependant.dependencies:
         yield each
         yield from _tree(each)
+
+
+def _function_of(call: Any) -> Any:
+    """Return the function inside of a partial, or of an object that is called."""
+    while isinstance(call, partial):
+        call = call.func
+    return call if inspect.isroutine(call) else type(call).__call__
 
 
 def _engine_of_store(store: Any) -> Any:
@@ -75,7 +87,7 @@ def _engines_in(function: Any) -> list[Any]:
 
 
 def _name(function: Any) -> str:
-    return str(getattr(function, "__name__", type(function).__name__))
+    return str(getattr(function, "__qualname__", type(function).__name__).rpartition("<locals>.")[2])
 
 
 def _scope_of(guard: Any) -> Any:

@@ -11,18 +11,18 @@ import os
 import re
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from shlex import quote
 from urllib.parse import parse_qsl, unquote, urlsplit
-from weakref import WeakSet
 
 from semel.core.trail import AUDITS, FULL
 from semel.errors import ConfigurationError, StoreError, StoreNotReady, StoreReadOnly, StoreUnavailable
 from semel.stores.dialect import SQLITE, Dialect
+from semel.stores.forks import close_for_forks
 from semel.stores.migration import Book, PlannedMigration, PlannedStatement, Work, lacking
 from semel.stores.sqlite.statements import PACKAGE, Statements
 from semel.stores.statement import Names, load_migrations
@@ -192,7 +192,7 @@ class Connection:
         self.opened: sqlite3.Connection | None = None
         self.opened_by = 0
         self._is_forking = False
-        _connections.add(self)
+        close_for_forks(self)
 
     def close(self) -> None:
         """Close it, after its current use."""
@@ -379,22 +379,3 @@ def _statements(script: str) -> Iterator[str]:
         if sqlite3.complete_statement(statement):
             yield statement
             statement = ""
-
-
-_connections: WeakSet[Connection] = WeakSet()
-
-
-def _tell(step: Callable[[Connection], None]) -> Callable[[], None]:
-    def tell_all() -> None:
-        for connection in tuple(_connections):
-            step(connection)
-
-    return tell_all
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-    os.register_at_fork(
-        before=_tell(Connection.before_fork),
-        after_in_parent=_tell(Connection.after_fork_in_parent),
-        after_in_child=_tell(Connection.after_fork_in_child),
-    )

@@ -16,14 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn, Self, TypeVar
-from weakref import WeakSet
 
 from semel.core.commands import Begin, Open
 from semel.core.key import Key
 from semel.core.record import NO_TOKEN, Found
 from semel.core.state import State
 from semel.errors import CommitUnknown, ConfigurationError, StoreUnavailable
-from semel.stores.forks import start_afresh_in_children
+from semel.stores.forks import close_for_forks, start_afresh_in_children
 from semel.stores.sqlite import file
 from semel.stores.sqlite.file import FORK_PATIENCE, Place, connect, explained, is_migrated, migrate
 from semel.stores.sqlite.statements import SQLiteJoins, Statements
@@ -82,7 +81,7 @@ class Lender:
         self._opening = threading.Lock()
         self._is_forking = False
         self._pid = os.getpid()
-        _lenders.add(self)
+        close_for_forks(self)
 
     def start(self, command: Begin) -> Found | None:
         """Note that a transaction of this process has a key; or return what another one has there."""
@@ -482,22 +481,3 @@ class AsyncSQLiteConnections(AsyncConnections):
         self._turn = asyncio.Lock()
         # As many as are useful: one begins or commits, the others peek.
         self._threads = ThreadPoolExecutor(max_workers=MAX_IDLE, thread_name_prefix="semel-sqlite-unit")
-
-
-_lenders: WeakSet[Lender] = WeakSet()
-
-
-def _tell(step: Callable[[Lender], None]) -> Callable[[], None]:
-    def tell_all() -> None:
-        for lender in tuple(_lenders):
-            step(lender)
-
-    return tell_all
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-    os.register_at_fork(
-        before=_tell(Lender.before_fork),
-        after_in_parent=_tell(Lender.after_fork_in_parent),
-        after_in_child=_tell(Lender.after_fork_in_child),
-    )
