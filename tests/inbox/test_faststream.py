@@ -80,6 +80,15 @@ def test_a_subscriber_with_acks(kind: str, sqlite_url: str) -> None:
         check(broker)
 
 
+def test_another_broker(sqlite_url: str) -> None:
+    """A subscriber of a broker that is not known to deliver again what is nacked, as MQTT is not, is refused."""
+    broker = subscribed(sqlite_url, *ACKED["RabbitMQ"])
+    (subscriber,) = broker.subscribers
+    subscriber.__class__ = type("Subscriber", (type(subscriber),), {"__module__": "faststream.mqtt", "__slots__": ()})
+    with pytest.raises(ConfigurationError, match="MQTT can't be used"):
+        check(broker)
+
+
 async def test_without_an_inbox(sqlite_url: str) -> None:
     """Subscribers without the middleware are left alone."""
     broker = KafkaBroker()

@@ -52,6 +52,9 @@ except ImportError as error:  # pragma: no cover - seen only where the extra is 
 
 #: How long a message that has to come again is held back.
 PAUSE = timedelta(seconds=1)
+#: FastStream's packages for brokers on which what is nacked comes again. On MQTT a nack is nothing: what has failed
+#: comes with the next connection, or never.
+_BROKERS = frozenset({"confluent", "kafka", "nats", "rabbit", "redis"})
 #: The name of the connection in FastStream's context.
 CONNECTION = "semel_connection"
 
@@ -172,11 +175,13 @@ def _check_acks(subscriber: Any, inbox: AsyncInbox) -> None:
             inbox.consumer,
             f"This subscriber acks by {policy}, or its broker has no acks, so that what fails would be lost. Give it "
             "ack_policy=AckPolicy.NACK_ON_ERROR, which is not the default on Kafka; on NATS also stream=, with a "
-            "consumer that acks explicitly, and on Redis a stream with a group, without no_ack.",
+            "consumer that acks explicitly, and on Redis a stream with a group, without no_ack. MQTT can't be used.",
         )
 
 
 def _has_acks(subscriber: Any) -> bool:
+    if type(subscriber).__module__.split(".")[1] not in _BROKERS:
+        return False
     of_nats = getattr(subscriber, "extra_options", None)
     if of_nats is None:
         return True
