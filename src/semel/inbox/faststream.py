@@ -23,7 +23,7 @@ transaction. What FastStream is told, and tells its broker:
 * ``Parked``, and what can't be received (no id, another payload under the same id): ``RejectMessage``.
 
 What a handler returns is published by FastStream after COMMIT, and would be lost where the worker dies before: so
-subscribers with publishers, and messages that ask for a reply, are refused. The outbox is the way.
+subscribers with publishers are refused, and messages that ask for a reply are parked. The outbox is the way.
 
 FastStream makes up an id for a message that has none, another one for each delivery, so it is never taken from
 ``message.message_id``. A subscriber with ``batch=True`` can't be used: several messages would have one receipt.
@@ -99,11 +99,12 @@ class InboxMiddleware(BaseMiddleware[Any, Any]):
         order = _Order()
 
         async def inside(connection: Any) -> Any:
+            _check_reply(subscriber, msg)
             with self.context.scope(CONNECTION, connection), order.heard():
                 return await call_next(msg)
 
         try:
-            _check_following(subscriber, msg)
+            _check_publishers(subscriber)
             verdict = await self._inbox.receive(self._find_id(msg), inside, payload=_body(msg))
         except MessageRefused as refused:
             tell_refused(self._inbox.consumer, refused)
@@ -164,7 +165,7 @@ def check(broker: Any) -> None:
         for middleware in subscriber._broker_middlewares:  # noqa: SLF001 - it has no other way
             if isinstance(middleware, partial) and middleware.func is InboxMiddleware:
                 _check_acks(subscriber, middleware.keywords["inbox"])
-                _check_following(subscriber)
+                _check_publishers(subscriber)
 
 
 def _check_acks(subscriber: Any, inbox: AsyncInbox) -> None:
@@ -189,15 +190,20 @@ def _has_acks(subscriber: Any) -> bool:
     return "stream" in of_nats and is_explicit
 
 
-def _check_following(subscriber: Any, message: Any = None) -> None:
-    """Raise where FastStream would publish what a handler returns: that is after COMMIT, and a worker that dies between
-    them has lost it.
-    """
-    instead = "What is to be sent goes into an outbox, in the handler: Outbox(...).add(connection, ...)."
+#: FastStream publishes what a handler returns after COMMIT, and a worker that dies between them has lost it.
+_INSTEAD = "What is to be sent goes into an outbox, in the handler: Outbox(...).add(connection, ...)."
+
+
+def _check_publishers(subscriber: Any) -> None:
+    """Raise where every message would be published from."""
     if any(call.handler._publishers for call in getattr(subscriber, "calls", ())):  # noqa: SLF001 - as above
-        raise ConfigurationError(f"This subscriber has a publisher (@broker.publisher). Remove it. {instead}")
-    if message is not None and message.reply_to and not subscriber._no_reply:  # noqa: SLF001 - as above
-        raise ConfigurationError(f"This message asks for a reply. Give its subscriber no_reply=True. {instead}")
+        raise ConfigurationError(f"This subscriber has a publisher (@broker.publisher). Remove it. {_INSTEAD}")
+
+
+def _check_reply(subscriber: Any, message: Any) -> None:
+    """Raise where *message* asks for a reply. That is a failed try of its own: others don't wait behind it for ever."""
+    if message.reply_to and not subscriber._no_reply:  # noqa: SLF001 - as above
+        raise ConfigurationError(f"This message asks for a reply. Give its subscriber no_reply=True. {_INSTEAD}")
 
 
 def id_of(message: StreamMessage[Any]) -> str:
