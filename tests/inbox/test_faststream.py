@@ -14,7 +14,14 @@ from faststream import AckPolicy
 from faststream.confluent import KafkaBroker, TopicPartition
 from faststream.exceptions import StopConsume
 from faststream.nats import JStream, NatsBroker
-from faststream.rabbit import RabbitBroker, RabbitQueue, TestRabbitBroker
+from faststream.rabbit import (
+    ExchangeType,
+    RabbitBroker,
+    RabbitExchange,
+    RabbitQueue,
+    RabbitRouter,
+    TestRabbitBroker,
+)
 from faststream.redis import RedisBroker, StreamSub
 from nats.js.api import AckPolicy as NatsAckPolicy
 from nats.js.api import ConsumerConfig
@@ -180,6 +187,39 @@ async def test_a_reply(rabbitmq: servers.RabbitMQServer, sqlite_url: str) -> Non
                 await until(partial(is_over, name))
     assert receipts(sqlite_url) == {"m-1": ("parked", 2), "m-2": ("done", 0)}
     assert ran == ["m-2"]
+
+
+async def test_two_consumers(
+    rabbitmq: servers.RabbitMQServer, sqlite_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Subscribers that get the same message, by routers with an inbox each, both handle it; behind one inbox they are
+    one consumer, which ``check`` tells.
+    """
+    ran: list[str] = []
+    exchange = RabbitExchange(f"orders-{uuid4()}", type=ExchangeType.FANOUT, auto_delete=True)
+
+    def subscribe(to: Any, name: str) -> None:
+        async def ship(_body: Any) -> None:
+            ran.append(name)
+
+        to.subscriber(RabbitQueue(f"{name}-{uuid4()}", auto_delete=True), exchange)(ship)
+
+    async with RabbitBroker(rabbitmq.url, logger=None) as broker:
+        for name in ("shipping", "billing"):
+            inbox = AsyncInbox(sqlite_url, consumer=name)
+            router = RabbitRouter(middlewares=[once(inbox)])
+            subscribe(router, name)
+            broker.include_router(router)
+        check(broker)
+        assert "one consumer" not in caplog.text
+        await broker.start()
+        await broker.publish("A17", exchange=exchange, message_id="m-1")
+        await until(lambda: sorted(ran) == ["billing", "shipping"])
+    shared = RabbitBroker(middlewares=[once(AsyncInbox(sqlite_url, consumer="both"))])
+    subscribe(shared, "one")
+    subscribe(shared, "other")
+    check(shared)
+    assert "2 subscribers are one consumer, both" in caplog.text
 
 
 def produce(hosts: str, topic: str, partition: int, name: str) -> None:

@@ -25,6 +25,9 @@ transaction. What FastStream is told, and tells its broker:
 What a handler returns is published by FastStream after COMMIT, and would be lost where the worker dies before: so
 subscribers with publishers are refused, and messages that ask for a reply are parked. The outbox is the way.
 
+All subscribers behind one inbox are one consumer: of those that get the same message, one handles it. Those that are to
+have it each need an inbox each, on routers of their own.
+
 FastStream makes up an id for a message that has none, another one for each delivery, so it is never taken from
 ``message.message_id``. A subscriber with ``batch=True`` can't be used: several messages would have one receipt.
 """
@@ -32,6 +35,8 @@ FastStream makes up an id for a message that has none, another one for each deli
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -49,6 +54,8 @@ try:
     from faststream.message import StreamMessage
 except ImportError as error:  # pragma: no cover - seen only where the extra is missing
     raise ImportError("This needs FastStream. Run: pip install 'semel[faststream]'") from error
+
+_logger = logging.getLogger("semel")
 
 #: How long a message that has to come again is held back.
 PAUSE = timedelta(seconds=1)
@@ -161,11 +168,22 @@ def check(broker: Any) -> None:
     """Raise ``ConfigurationError`` where a subscriber of *broker* can't be used with an inbox: to be called when all
     are there, before it is started. Else the first message finds it out, which may be lost by then.
     """
+    served: Counter[AsyncInbox] = Counter()
     for subscriber in broker.subscribers:
         for middleware in subscriber._broker_middlewares:  # noqa: SLF001 - it has no other way
             if isinstance(middleware, partial) and middleware.func is InboxMiddleware:
-                _check_acks(subscriber, middleware.keywords["inbox"])
+                inbox = middleware.keywords["inbox"]
+                _check_acks(subscriber, inbox)
                 _check_publishers(subscriber)
+                served[inbox] += 1
+    for inbox, count in served.items():
+        if count > 1:
+            _logger.warning(
+                "%d subscribers are one consumer, %s: a message that two of them get is handled by one. If there are "
+                "such messages, give each a router with an inbox of its own: middlewares=[once(inbox)].",
+                count,
+                inbox.consumer,
+            )
 
 
 def _check_acks(subscriber: Any, inbox: AsyncInbox) -> None:
