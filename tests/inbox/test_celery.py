@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -141,3 +142,51 @@ def test_what_celery_would_send_after_it(sqlite_url: str, name: str, word: str) 
     with pytest.raises(ConfigurationError, match="outbox"):
         first.apply(link=app.signature("shop.next"), throw=True)
     assert ran == []
+
+
+def test_changed_afterwards(sqlite_url: str) -> None:
+    """A task whose settings are changed by ``task_annotations``, so that one whose worker dies is lost, is not run."""
+    app = Celery("shop", broker="memory://")
+    app.conf.task_annotations = {"*": {"acks_late": False, "max_retries": 3}}
+    check_comes_again(app, Inbox(sqlite_url, consumer="billing"), "task_annotations")
+
+
+def test_a_retention_that_is_too_short(sqlite_url: str) -> None:
+    """A task that its broker may deliver again when its receipt is gone is not run: Celery goes on after an error that
+    comes while it is set up.
+    """
+    app = Celery("shop", broker="memory://")
+    app.conf.broker_transport_options = {"visibility_timeout": 7200}
+    check_comes_again(app, Inbox(sqlite_url, consumer="billing", retention=timedelta(hours=1)), "handled twice")
+
+
+def check_comes_again(app: Celery, inbox: Inbox, why: str) -> None:
+    ran: list[object] = []
+
+    @once(app, inbox, name="shop.refused", shared=False)
+    def refused(connection: object) -> None:
+        ran.append(connection)
+
+    app.finalize()
+    refused.push_request(id="m-1", called_directly=False, args=[], kwargs={}, retries=100)
+    with pytest.raises(Retry) as again:
+        refused.run()
+    refused.pop_request()
+    assert isinstance(again.value.exc, ConfigurationError)
+    assert why in str(again.value.exc)
+    assert ran == []
+
+
+def test_retries_of_celery(sqlite_url: str) -> None:
+    """With ``autoretry_for``, too, a message that is parked is rejected, and does not come again."""
+    app = Celery("shop", broker="memory://")
+
+    @once(app, Inbox(sqlite_url, consumer="billing", max_attempts=1), name="shop.bad", autoretry_for=(Exception,))
+    def bad(_connection: object) -> None:
+        raise ValueError("no stock")
+
+    bad.push_request(id="m-1", called_directly=False, args=[], kwargs={}, retries=0)
+    with pytest.raises(Reject) as rejected:
+        bad.run()
+    bad.pop_request()
+    assert not rejected.value.requeue

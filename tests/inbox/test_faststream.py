@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -13,7 +14,14 @@ from faststream import AckPolicy
 from faststream.confluent import KafkaBroker, TopicPartition
 from faststream.exceptions import StopConsume
 from faststream.nats import JStream, NatsBroker
-from faststream.rabbit import RabbitBroker, RabbitQueue, TestRabbitBroker
+from faststream.rabbit import (
+    ExchangeType,
+    RabbitBroker,
+    RabbitExchange,
+    RabbitQueue,
+    RabbitRouter,
+    TestRabbitBroker,
+)
 from faststream.redis import RedisBroker, StreamSub
 from nats.js.api import AckPolicy as NatsAckPolicy
 from nats.js.api import ConsumerConfig
@@ -77,6 +85,15 @@ def test_a_subscriber_with_acks(kind: str, sqlite_url: str) -> None:
     check(broker)
     broker.publisher("shipped")(broker.subscribers[0].calls[0].handler)
     with pytest.raises(ConfigurationError, match="outbox"):
+        check(broker)
+
+
+def test_another_broker(sqlite_url: str) -> None:
+    """A subscriber of a broker that is not known to deliver again what is nacked, as MQTT is not, is refused."""
+    broker = subscribed(sqlite_url, *ACKED["RabbitMQ"])
+    (subscriber,) = broker.subscribers
+    subscriber.__class__ = type("Subscriber", (type(subscriber),), {"__module__": "faststream.mqtt", "__slots__": ()})
+    with pytest.raises(ConfigurationError, match="MQTT can't be used"):
         check(broker)
 
 
@@ -147,27 +164,62 @@ async def test_a_failure_on_redis(redis_url: str, sqlite_url: str) -> None:
     assert tries == ["A17", "A17"]
 
 
-async def test_a_reply(rabbitmq: servers.RabbitMQServer, sqlite_url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A message that asks for a reply, which would go out after COMMIT, is not handled before replies are off."""
+async def test_a_reply(rabbitmq: servers.RabbitMQServer, sqlite_url: str) -> None:
+    """A message that asks for a reply, which would go out after COMMIT, is not handled before replies are off: it has
+    failed, and is parked in the end.
+    """
     ran: list[object] = []
 
     async def ship(body: Any) -> None:
         ran.append(body)
 
+    def is_over(name: str) -> bool:
+        return receipts(sqlite_url).get(name, ("failing", 0))[0] != "failing"
+
     queue = RabbitQueue(f"orders-{uuid4()}", durable=True)
-    async with AsyncInbox(sqlite_url, consumer="billing") as inbox:
-        for no_reply in (False, True):
+    async with AsyncInbox(sqlite_url, consumer="billing", max_attempts=2) as inbox:
+        for no_reply, name in ((False, "m-1"), (True, "m-2")):
             middlewares = [once(inbox, pause=AT_ONCE)]
             async with RabbitBroker(rabbitmq.url, middlewares=middlewares, logger=None) as broker:
                 broker.subscriber(queue, no_reply=no_reply)(ship)
                 await broker.start()
-                if no_reply:
-                    await until(lambda: ran == ["A17"])
-                else:
-                    await broker.publish("A17", queue, message_id="m-1", reply_to="answers")
-                    await until(lambda: "no_reply=True" in caplog.text)
-                    assert ran == []
-    assert receipts(sqlite_url) == {"m-1": ("done", 0)}
+                await broker.publish(name, queue, message_id=name, reply_to="answers")
+                await until(partial(is_over, name))
+    assert receipts(sqlite_url) == {"m-1": ("parked", 2), "m-2": ("done", 0)}
+    assert ran == ["m-2"]
+
+
+async def test_two_consumers(
+    rabbitmq: servers.RabbitMQServer, sqlite_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Subscribers that get the same message, by routers with an inbox each, both handle it; behind one inbox they are
+    one consumer, which ``check`` tells.
+    """
+    ran: list[str] = []
+    exchange = RabbitExchange(f"orders-{uuid4()}", type=ExchangeType.FANOUT, auto_delete=True)
+
+    def subscribe(to: Any, name: str) -> None:
+        async def ship(_body: Any) -> None:
+            ran.append(name)
+
+        to.subscriber(RabbitQueue(f"{name}-{uuid4()}", auto_delete=True), exchange)(ship)
+
+    async with RabbitBroker(rabbitmq.url, logger=None) as broker:
+        for name in ("shipping", "billing"):
+            inbox = AsyncInbox(sqlite_url, consumer=name)
+            router = RabbitRouter(middlewares=[once(inbox)])
+            subscribe(router, name)
+            broker.include_router(router)
+        check(broker)
+        assert "one consumer" not in caplog.text
+        await broker.start()
+        await broker.publish("A17", exchange=exchange, message_id="m-1")
+        await until(lambda: sorted(ran) == ["billing", "shipping"])
+    shared = RabbitBroker(middlewares=[once(AsyncInbox(sqlite_url, consumer="both"))])
+    subscribe(shared, "one")
+    subscribe(shared, "other")
+    check(shared)
+    assert "2 subscribers are one consumer, both" in caplog.text
 
 
 def produce(hosts: str, topic: str, partition: int, name: str) -> None:

@@ -23,7 +23,10 @@ transaction. What FastStream is told, and tells its broker:
 * ``Parked``, and what can't be received (no id, another payload under the same id): ``RejectMessage``.
 
 What a handler returns is published by FastStream after COMMIT, and would be lost where the worker dies before: so
-subscribers with publishers, and messages that ask for a reply, are refused. The outbox is the way.
+subscribers with publishers are refused, and messages that ask for a reply are parked. The outbox is the way.
+
+All subscribers behind one inbox are one consumer: of those that get the same message, one handles it. Those that are to
+have it each need an inbox each, on routers of their own.
 
 FastStream makes up an id for a message that has none, another one for each delivery, so it is never taken from
 ``message.message_id``. A subscriber with ``batch=True`` can't be used: several messages would have one receipt.
@@ -32,6 +35,8 @@ FastStream makes up an id for a message that has none, another one for each deli
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -50,8 +55,13 @@ try:
 except ImportError as error:  # pragma: no cover - seen only where the extra is missing
     raise ImportError("This needs FastStream. Run: pip install 'semel[faststream]'") from error
 
+_logger = logging.getLogger("semel")
+
 #: How long a message that has to come again is held back.
 PAUSE = timedelta(seconds=1)
+#: FastStream's packages for brokers on which what is nacked comes again. On MQTT a nack is nothing: what has failed
+#: comes with the next connection, or never.
+_BROKERS = frozenset({"confluent", "kafka", "nats", "rabbit", "redis"})
 #: The name of the connection in FastStream's context.
 CONNECTION = "semel_connection"
 
@@ -96,11 +106,12 @@ class InboxMiddleware(BaseMiddleware[Any, Any]):
         order = _Order()
 
         async def inside(connection: Any) -> Any:
+            _check_reply(subscriber, msg)
             with self.context.scope(CONNECTION, connection), order.heard():
                 return await call_next(msg)
 
         try:
-            _check_following(subscriber, msg)
+            _check_publishers(subscriber)
             verdict = await self._inbox.receive(self._find_id(msg), inside, payload=_body(msg))
         except MessageRefused as refused:
             tell_refused(self._inbox.consumer, refused)
@@ -157,11 +168,22 @@ def check(broker: Any) -> None:
     """Raise ``ConfigurationError`` where a subscriber of *broker* can't be used with an inbox: to be called when all
     are there, before it is started. Else the first message finds it out, which may be lost by then.
     """
+    served: Counter[AsyncInbox] = Counter()
     for subscriber in broker.subscribers:
         for middleware in subscriber._broker_middlewares:  # noqa: SLF001 - it has no other way
             if isinstance(middleware, partial) and middleware.func is InboxMiddleware:
-                _check_acks(subscriber, middleware.keywords["inbox"])
-                _check_following(subscriber)
+                inbox = middleware.keywords["inbox"]
+                _check_acks(subscriber, inbox)
+                _check_publishers(subscriber)
+                served[inbox] += 1
+    for inbox, count in served.items():
+        if count > 1:
+            _logger.warning(
+                "%d subscribers are one consumer, %s: a message that two of them get is handled by one. If there are "
+                "such messages, give each a router with an inbox of its own: middlewares=[once(inbox)].",
+                count,
+                inbox.consumer,
+            )
 
 
 def _check_acks(subscriber: Any, inbox: AsyncInbox) -> None:
@@ -172,11 +194,13 @@ def _check_acks(subscriber: Any, inbox: AsyncInbox) -> None:
             inbox.consumer,
             f"This subscriber acks by {policy}, or its broker has no acks, so that what fails would be lost. Give it "
             "ack_policy=AckPolicy.NACK_ON_ERROR, which is not the default on Kafka; on NATS also stream=, with a "
-            "consumer that acks explicitly, and on Redis a stream with a group, without no_ack.",
+            "consumer that acks explicitly, and on Redis a stream with a group, without no_ack. MQTT can't be used.",
         )
 
 
 def _has_acks(subscriber: Any) -> bool:
+    if type(subscriber).__module__.split(".")[1] not in _BROKERS:
+        return False
     of_nats = getattr(subscriber, "extra_options", None)
     if of_nats is None:
         return True
@@ -184,15 +208,20 @@ def _has_acks(subscriber: Any) -> bool:
     return "stream" in of_nats and is_explicit
 
 
-def _check_following(subscriber: Any, message: Any = None) -> None:
-    """Raise where FastStream would publish what a handler returns: that is after COMMIT, and a worker that dies between
-    them has lost it.
-    """
-    instead = "What is to be sent goes into an outbox, in the handler: Outbox(...).add(connection, ...)."
+#: FastStream publishes what a handler returns after COMMIT, and a worker that dies between them has lost it.
+_INSTEAD = "What is to be sent goes into an outbox, in the handler: Outbox(...).add(connection, ...)."
+
+
+def _check_publishers(subscriber: Any) -> None:
+    """Raise where every message would be published from."""
     if any(call.handler._publishers for call in getattr(subscriber, "calls", ())):  # noqa: SLF001 - as above
-        raise ConfigurationError(f"This subscriber has a publisher (@broker.publisher). Remove it. {instead}")
-    if message is not None and message.reply_to and not subscriber._no_reply:  # noqa: SLF001 - as above
-        raise ConfigurationError(f"This message asks for a reply. Give its subscriber no_reply=True. {instead}")
+        raise ConfigurationError(f"This subscriber has a publisher (@broker.publisher). Remove it. {_INSTEAD}")
+
+
+def _check_reply(subscriber: Any, message: Any) -> None:
+    """Raise where *message* asks for a reply. That is a failed try of its own: others don't wait behind it for ever."""
+    if message.reply_to and not subscriber._no_reply:  # noqa: SLF001 - as above
+        raise ConfigurationError(f"This message asks for a reply. Give its subscriber no_reply=True. {_INSTEAD}")
 
 
 def id_of(message: StreamMessage[Any]) -> str:
