@@ -1,11 +1,12 @@
 """Which operation a request asks for, as the server behind the proxy may read it: its path, its host, its method."""
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from semel.core.fingerprint import Fingerprinter, Subject, fingerprint_of
-from semel.proxy.place import COUNTED
+from semel.proxy.place import COUNTED, SpelledRoutes
 from tests.proxy.kit import BOB, KEY, proxied
 
 PLACES = Fingerprinter()
@@ -125,3 +126,15 @@ def test_fingerprints_of_before() -> None:
     bare = subject(host=b"127.0.0.1:8080")
     assert COUNTED.of(bare) == fingerprint_of(PLACES, bare)
     assert not COUNTED.matches(now, COUNTED.of(bare), bare)
+
+
+def test_long_paths_and_hosts() -> None:
+    """Long paths and hosts, which any client can think of, are not all remembered."""
+    long = "x" * 60_000
+    tracemalloc.start()
+    for number in range(1000):
+        assert not SpelledRoutes.fits(f"/{number}/{long}", "/payments")
+        assert COUNTED.of(subject("POST", b"{}", f"{number}.{long}".encode()))
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 50_000_000

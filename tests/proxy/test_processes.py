@@ -9,7 +9,7 @@ import socket
 import ssl
 import stat
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -254,21 +254,39 @@ async def test_tls_upstream(tmp_path: Path) -> None:
     upstream.close()
 
 
-def ending(context: ssl.SSLContext, *, is_said: bool) -> tuple[socket.socket, Callable[[], None]]:
+def ending(
+    context: ssl.SSLContext, *, is_said: bool, head: bytes = b"", body: bytes = b"half of a"
+) -> tuple[socket.socket, Callable[[], None]]:
     """Make an upstream by TLS with answers that end with their connection, and say so, or do not."""
     listener = socket.create_server(("127.0.0.1", 0))
+    listener.settimeout(HANG)
 
     def serve() -> None:
         for _ in range(2):
             connection, _ = listener.accept()
             with context.wrap_socket(connection, server_side=True) as wrapped:
-                while not wrapped.recv(65536).endswith(b"{}"):
-                    pass
-                wrapped.sendall(b"HTTP/1.1 201 Created\r\nConnection: close\r\n\r\nhalf of a")
+                assert b"\r\n\r\n" in wrapped.recv(65536)
+                wrapped.sendall(b"HTTP/1.1 201 Created\r\nConnection: close\r\n" + head + b"\r\n" + body)
                 if is_said:
-                    wrapped.unwrap().close()
+                    wrapped.setblocking(False)
+                    with suppress(ssl.SSLWantReadError):  # It does not wait for the other side's.
+                        wrapped.unwrap()
 
     return listener, serve
+
+
+async def test_a_long_answer_over_tls(tmp_path: Path) -> None:
+    """An upstream that closes its connection behind a long answer over TLS, as many do, loses none of it."""
+    body = bytes(900_000)
+    listener, serve = ending(certificate(tmp_path), is_said=True, head=b"Content-Length: %d\r\n" % len(body), body=body)
+    url = f"https://localhost:{listener.getsockname()[1]}"
+    serving = asyncio.get_running_loop().run_in_executor(None, serve)
+    async with running(tmp_path, url, SSL_CERT_FILE=str(tmp_path / "cert.pem")) as proxy, asyncio.timeout(HANG):
+        assert (await proxy.get("/long")).body == body
+        assert (await proxy.pay()).body == body
+        await serving
+        assert (await proxy.pay()).body == body
+    listener.close()
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])

@@ -194,6 +194,7 @@ async def test_challenges(tmp_path: Path) -> None:
         ({"aud": "forum"}, {"jwt_audience": "shop"}, False),
         ({}, {"jwt_audience": "shop"}, False),
         *(({"aud": each}, {"jwt_audience": "shop"}, False) for each in ([], None, 1, [1, "shop"], {"shop": 1}, "SHOP")),
+        *(({"iss": each}, {}, False) for each in (None, ["login"], {"login": 1}, True)),
         ({"iss": "https://id"}, {"jwt_issuer": ["https://id", "x"]}, True),
         *(({"iss": each}, {"jwt_issuer": "https://id"}, False) for each in ("https://id/", None, ["https://id"])),
         ({}, {"jwt_issuer": "https://id"}, False),

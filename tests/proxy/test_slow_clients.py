@@ -76,10 +76,10 @@ async def test_who_is_not_waited_for(tmp_path: Path, sockets: str) -> None:
     async with (
         proxied(tmp_path, origin, client_timeout=SOON) as world,
         proxied(tmp_path, Origin(events), client_timeout=SOON) as streaming,
-        streaming.connected() as client,
         proxied(tmp_path, upstream=sockets, client_timeout=SOON) as socketed,
         aiohttp.ClientSession() as session,
         session.ws_connect(f"http://127.0.0.1:{socketed.port}/", headers={"X-User": "bob"}) as websocket,
+        streaming.connected() as client,  # Last: it is waited for from here on.
         asyncio.timeout(HANG),
     ):
         waiting = [asyncio.create_task(world.pay()), asyncio.create_task(world.send(BOB))]

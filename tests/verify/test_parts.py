@@ -171,6 +171,10 @@ PAIR = f"ann:{PASSWORD}"
         quote(PASSWORD, safe="").lower(),
         quote_plus(PASSWORD),
         html.escape(PASSWORD),
+        html.escape(PASSWORD).replace("&quot;", "&#34;").replace("é", "&#xE9;"),
+        r"open/sesame \u00227\u0022 \u0026 \u00E9",
+        r"open/sesame \"7\" \u0026 é",
+        "".join(f"%{each:02X}" for each in PASSWORD.encode()),
         "x" * (MAX_SHOWN - 8) + PASSWORD,
         "x" * (MAX_SHOWN - 8) + base64.b64encode(PAIR.encode()).decode(),
     ],
@@ -185,6 +189,13 @@ def test_credentials_are_not_told_in_another_spelling(text: str) -> None:
     for said in (told.sent(steps), told.received(steps), told.curl(steps), told.clean(text)):
         for part in ("sesame", base64.b64encode(PAIR.encode()).decode()[:6]):
             assert part not in said
+
+
+def test_escape_sequences_of_an_answer() -> None:
+    """What an answer says reaches no report as it is, its media type neither."""
+    answer = Answer(200, (("Content-Type", "text/\x1b[2J"), ("Location", "/\x1b[2J"), ("ETag", "\x9b2J")), b"\x1b[2J")
+    said = Teller("http://here", key_header="Idempotency-Key").received([Step((), (answer,))])
+    assert not set("\x1b\x9b") & set(said)
 
 
 def test_two_principals_are_two_variables() -> None:

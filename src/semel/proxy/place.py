@@ -21,7 +21,8 @@ _OVERRIDES = frozenset({b"x-http-method", b"x-http-method-override", b"x-method-
 #: Those of the schemes, which a client may name or leave out.
 _DEFAULT_PORTS = (":80", ":443")
 
-_MAX_KNOWN = 2000
+#: Paths and hosts that are remembered: a client chooses them, and how long they are.
+_MAX_KNOWN = 64
 
 
 class SpelledRoutes(Routes):

@@ -162,6 +162,8 @@ def serve(settings: Settings, listener: socket.socket, said: str | None = None) 
         partial(build, settings),
         factory=True,
         http=Protocol.limited(settings.client_timeout.total_seconds(), most_clients(settings)),
+        # uvloop loses what of an answer over TLS is not read yet when the upstream closes its connection.
+        loop="asyncio" if Address.read(settings.upstream).is_encrypted else "auto",
         lifespan="on",
         log_config=None,
         access_log=False,

@@ -132,6 +132,9 @@ def check_recipient(claims: Mapping[str, Any], audiences: Collection[str], issue
             raise TokenRefused("it is for another audience (aud).")
     elif audiences:
         raise TokenRefused("it names no audience (aud).")
+    if "iss" in claims and not isinstance(claims["iss"], str):
+        # As if there were none, its users would be those of a token without an issuer.
+        raise TokenRefused("its issuer (iss) can't be read.")
     if issuers and claims.get("iss") not in issuers:
         raise TokenRefused("it is from another issuer (iss).")
 

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
-from urllib.parse import quote, quote_plus
 
 from semel.core.credentials import looks_secret
 from semel.verify.message import WIRE, Answer, Outcome, Request
@@ -24,7 +23,7 @@ MAX_SHOWN = 160
 #: A body that is longer is not put into a line for a shell.
 MAX_PASTED = 2000
 #: Characters of a body that are looked at for what is shown.
-MAX_READ = 1024 * 1024
+MAX_READ = 64 * 1024
 #: Different outcomes of a race that are shown.
 MAX_TOLD = 4
 MIN_SECRET = 4
@@ -39,9 +38,9 @@ TELLING = ("idempotent-replayed", "retry-after", "location", "etag", "set-cookie
 _UNPRINTABLE = re.compile(r"[^ -~\u00a0-\u2000\u2010-\u2027\u2030-\ud7ff\U00010000-\U0001ffff]")
 _SECRET_QUERY = re.compile(r"([?&][^=&]*(?:key|token|secret|passw|sig|auth)[^=&]*=)[^&#]*", re.IGNORECASE)
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-_PERCENT = re.compile(r"%[0-9A-F]{2}")
 _SCHEMES = frozenset({"Bearer", "Basic", "Digest", "Token"})
 _NO_NAME = re.compile(r"[^A-Za-z0-9]+")
+_NOTHING = re.compile(r"(?!)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +64,7 @@ class Teller:
         self._key_header = key_header.lower()
         self._shows = shows_credentials
         self._values: set[str] = set()
+        self._hidden = _NOTHING
         #: What stands for a credential in a line for a shell, by its header and its value.
         self._variables: dict[tuple[str, str], str] = {}
 
@@ -83,9 +83,11 @@ class Teller:
 
     def hide(self, *secrets: str) -> None:
         """Leave these out wherever they turn up, in any of the spellings in which an answer may repeat them."""
-        for each in secrets:
-            if len(each) >= MIN_SECRET and each not in _SCHEMES:
-                self._values.update(_spellings(each))
+        new = {each for each in secrets if len(each) >= MIN_SECRET and each not in _SCHEMES} - self._values
+        if new:
+            self._values |= new
+            longest_first = sorted(self._values, key=lambda each: (-len(each), each))
+            self._hidden = re.compile("|".join(map(_spellings, longest_first)))
 
     def _variable(self, name: str) -> str:
         """Return the name of a variable for one more value of the header *name*: a second principal has its own."""
@@ -108,8 +110,7 @@ class Teller:
     def clean(self, text: str) -> str:
         """Return *text* without the credentials of requests that were sent."""
         if not self._shows:
-            for value in sorted(self._values, key=len, reverse=True):
-                text = text.replace(value, HIDDEN)
+            text = self._hidden.sub(HIDDEN, text)
             text = _SECRET_QUERY.sub(rf"\1{HIDDEN}", text)
         return text
 
@@ -170,7 +171,7 @@ class Teller:
     def _told(self, outcome: Outcome) -> str:
         if not isinstance(outcome, Answer):
             return f"no answer: {self.clean(outcome.reason)}"
-        said = [str(outcome.status), outcome.media_type]
+        said = [str(outcome.status), self._shown(outcome.media_type)]
         for name in TELLING:
             for value in outcome.all(name):
                 said.append(f"{name}: {self._cookie(value) if name == 'set-cookie' else self._shown(value)}")  # noqa: PERF401 - two loops in one line are harder to read
@@ -244,14 +245,19 @@ def _pair(value: str) -> tuple[str, ...]:
     return text, text.partition(":")[2]
 
 
-def _spellings(secret: str) -> set[str]:
-    """Return *secret* as it may stand in a body, a URL or a page."""
+def _spellings(secret: str) -> str:
+    """Return an expression for *secret* as it may stand in a body, a URL or a page: encoders differ in what they write
+    as it is.
+    """
     texts = {secret}
     with suppress(UnicodeError):
         texts.add(secret.encode(WIRE).decode())  # A header's characters stand for bytes.
-    for text in tuple(texts):
-        in_json = {json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]}
-        in_urls = {quote(text), quote(text, safe=""), quote_plus(text)}
-        texts |= in_json | {each.replace("/", "\\/") for each in in_json} | {html.escape(text)}
-        texts |= in_urls | {_PERCENT.sub(lambda match: match[0].lower(), each) for each in in_urls}
-    return texts
+    return "|".join("".join(map(_spelled, text)) for text in sorted(texts))
+
+
+def _spelled(character: str) -> str:
+    point = ord(character)
+    octets = "".join(f"%{each:02x}" for each in character.encode(errors="surrogatepass"))
+    escapes = {json.dumps(character)[1:-1], f"\\{character}", html.escape(character), f"\\u{point:04x}", octets}
+    numbers = rf"&\#0*{point};|&\#x0*{point:x};" + ("|\\+" if character == " " else "")
+    return f"(?:{re.escape(character)}|(?i:{'|'.join(map(re.escape, sorted(escapes)))}|{numbers}))"
