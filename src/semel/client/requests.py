@@ -110,7 +110,8 @@ class IdempotentAdapter(BaseAdapter):
                 f"IdempotentAdapter wraps an adapter, not {adapter!a}: IdempotentAdapter(HTTPAdapter())."
             )
         self.wrapped = HTTPAdapter() if adapter is None else adapter
-        if getattr(getattr(self.wrapped, "max_retries", None), "total", 0):
+        total = getattr(getattr(self.wrapped, "max_retries", None), "total", 0)
+        if total is None or total:  # Without a total, urllib3 counts each kind of retry alone.
             raise ConfigurationError(
                 "The adapter inside must not retry by itself: HTTPAdapter(max_retries=0). It does not know what an "
                 "answer means for a key."
