@@ -371,13 +371,14 @@ def test_redirects_to_a_result_elsewhere(server: Served, call: Call, hops: list[
     elsewhere = f"http://localhost:{server.port}/result"
     server.faults += [Say(303, {"Location": elsewhere if hop == "elsewhere" else hop}) for hop in hops]
     secrets = {"X-Api-Key": "x", "x_auth_token": "x", "Authorization": "Bearer x", "Cookie": "session=x"}
+    secrets["Proxy-Authorization"] = "x"
     given = {**secrets, "X-Tenant": "a"}
     assert call().post(server.url, json={}, headers=given, follow_redirects=True).status == 201
     for seen in server.seen[:-1]:
         assert {seen.header(name) for name in ("x-api-key", "x_auth_token", "authorization")} == {"x", "Bearer x"}
     last = server.seen[-1]
     assert (last.method, last.header("host"), last.header("x-tenant")) == ("GET", f"localhost:{server.port}", "a")
-    assert [last.header(name) for name in (*secrets, "Idempotency-Key")] == [None] * 5
+    assert [last.header(name) for name in (*secrets, "Idempotency-Key")] == [None] * 6
 
 
 def test_redirects_from_http_to_https(server: Served, call: Call) -> None:

@@ -339,13 +339,18 @@ async function attempt(operation, settings, where, seconds) {
   }
 }
 
+/** Of a stream that was handed over, the Request with the signal that ends it: as long as the stream is used. */
+const held = new WeakMap();
+
 /** Send one request in the way that the caller has said, and read its answer. */
 async function ask({ request, input, said, signal }, { fetch, tryTimeout }, url, init, seconds, isRedirected) {
   // A Request may have what it does not tell, such as undici's dispatcher.
   const target = input instanceof Request && url === request.url ? request : url;
-  return limited(signal, Math.min(Math.max(1, seconds * 1000), tryTimeout), async (limit) =>
+  const got = await limited(signal, Math.min(Math.max(1, seconds * 1000), tryTimeout), async (limit) =>
     whole(await fetch(target, { ...said, ...init, signal: limit }), isRedirected),
   );
+  if (got.isHandedOver && got.response.body) held.set(got.response.body, input);
+  return got;
 }
 
 /**

@@ -287,16 +287,32 @@ test("an event stream that was handed over is not cut by the deadline, and ends 
     response.writeHead(200, { "content-type": "text/event-stream" }).write("data: 1\n\n");
     more = (text) => response.write(text);
   });
-  const answer = await idempotentFetch({ deadline: 80, tryTimeout: 40 })(url, { ...payment, signal: controller.signal });
+  const answer = await idempotentFetch({ deadline: 500, tryTimeout: 400 })(url, { ...payment, signal: controller.signal });
   const reader = answer.body.getReader();
   await reader.read();
-  await new Promise((resolve) => setTimeout(resolve, 120)); // past the deadline
+  await new Promise((resolve) => setTimeout(resolve, 550)); // past the deadline
   more("data: 2\n\n");
   assert.match(new TextDecoder().decode((await reader.read()).value), /2/);
   controller.abort(new Error("enough"));
   await assert.rejects(reader.read());
 });
 
+
+test("an event stream ends when the caller aborts, in a Request that was collected as garbage, too", async (t) => {
+  setFlagsFromString("--expose-gc");
+  const collect = runInNewContext("gc");
+  const { url } = await serve(t, (response) => response.writeHead(200, { "content-type": "text/event-stream" }).write("data: 1\n\n"));
+  const controller = new AbortController();
+  const open = () => idempotentFetch()(new Request(url, { ...payment, signal: controller.signal }));
+  const reader = (await open()).body.getReader();
+  await reader.read();
+  for (let count = 0; count < 8; count += 1) {
+    collect();
+    await new Promise((resolve) => setTimeout(resolve, 10));
+  }
+  controller.abort(new Error("enough"));
+  await assert.rejects(reader.read(), /enough/);
+});
 
 test("an event stream of a try that is sent again is closed", async (t) => {
   const closed = [];

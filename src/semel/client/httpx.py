@@ -113,7 +113,7 @@ class _Wrapped(_Base):  # type: ignore[misc]  # as above
             if given == mark.key:
                 del headers[header]
             if mark.place != place:
-                for name in [name for name in headers if is_left_behind(name)]:
+                for name in [name for name in headers if is_left_behind(name) or name == _PROXY_LOGIN]:
                     del headers[name]
         elif mark is not None and given == mark.key and mark.place != place:
             raise redirect_refused(mark.key, intent, mark.place, place, in_doubt=mark.in_doubt)
@@ -488,6 +488,8 @@ def _library(kind: type[Any]) -> Any:
 
 _LIMITS = ("connect", "read", "write", "pool")
 _WITHOUT_BODY = frozenset({"GET", "HEAD"})
+#: Neither library takes it out. The login of a proxy that they use is in no header of the request.
+_PROXY_LOGIN = "proxy-authorization"
 #: Redirects that leave the method as it is; and one that does so unless it is POST.
 _MOVED = frozenset({307, 308})
 _MOVED_PERMANENTLY = 301
