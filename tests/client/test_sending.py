@@ -285,6 +285,19 @@ def test_a_time_limit_around_it(server: Served, library: Any) -> None:
     assert len(set(server.keys)) == 1
 
 
+def test_an_unknown_key_is_sent_again(server: Served, call: Call) -> None:
+    """A key of an unknown outcome is in doubt in a new request of the same process, too; another key is not."""
+    caller = call(deadline=SHORT)
+    server.outage = "lose before"
+    with pytest.raises(RequestOutcomeUnknown) as first:
+        caller.post(server.url, json={})
+    server.outage = Say(404)
+    with pytest.raises(RequestOutcomeUnknown) as second:
+        caller.post(server.url, json={}, headers={"Idempotency-Key": first.value.key})
+    assert second.value.response.status_code == 404
+    assert caller.post(server.url, json={}, headers={"Idempotency-Key": "another"}).status == 404
+
+
 def test_nothing_listens(call: Call) -> None:
     """Where nothing was sent, the error is the library's own."""
     caller = call(deadline=SHORT)

@@ -28,6 +28,9 @@ const UNTRUSTED = /CERT|^UNABLE_TO_|ALTNAME/;
 /** Each host's quota, shared by all functions of this program. */
 const quotas = new Map();
 const MAX_HOSTS = 1000;
+/** Keys of operations that may have taken effect: the program may send them again, with the key of the error. */
+const doubted = new Set();
+const MAX_DOUBTED = 1000;
 
 export class ClientError extends Error {
   constructor(message, { key, intent, response, cause } = {}) {
@@ -104,7 +107,7 @@ export function idempotentFetch(options = {}) {
       body,
       intent,
       key: ownKey ?? newKey(quoted),
-      wasSent: false,
+      wasSent: doubted.has(`${url.origin} ${ownKey}`),
     };
     if (intent !== undefined) {
       await fixBoundary(operation);
@@ -204,7 +207,11 @@ async function tries(operation, settings) {
   let where = null;
   let hops = 0;
   let got = null;
-  const unknown = (more) => new RequestOutcomeUnknown(UNKNOWN, about(more));
+  const unknown = (more) => {
+    if (doubted.size >= MAX_DOUBTED) doubted.delete(doubted.values().next().value);
+    doubted.add(`${new URL(request.url).origin} ${operation.key}`);
+    return new RequestOutcomeUnknown(UNKNOWN, about(more));
+  };
   /** What is known in the end: an answer, if nothing can have happened. */
   const givenUp = () => {
     // Without a try, another program may have sent it since its key was written down.

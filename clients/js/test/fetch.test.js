@@ -406,6 +406,15 @@ test("after a lost try, an answer that says nothing of the operation leaves it u
   }
 });
 
+test("a key of an unknown outcome that is sent again is in doubt, and another is not", async (t) => {
+  const { url } = await serve(t, (response, count) => (count === 1 ? response.destroy() : response.writeHead(404).end()));
+  const send = idempotentFetch();
+  const unknown = await send(url, payment).catch((error) => error);
+  const again = (key) => send(url, { ...payment, headers: { "Idempotency-Key": key } });
+  await assert.rejects(again(unknown.key), (error) => error instanceof RequestOutcomeUnknown && error.response.status === 404);
+  assert.equal((await again("another")).status, 404);
+});
+
 test("an intent that was sent before is in doubt, and may be asked for a login", async (t) => {
   const answers = [201, 403, 401, 201];
   const { seen, url } = await serve(t, (response, count) => response.writeHead(answers[count - 1]).end());

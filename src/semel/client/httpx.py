@@ -127,7 +127,7 @@ class _Wrapped(_Base):  # type: ignore[misc]  # as above
         before = mark if mark is not None and given == mark.key else None
         clock = Clock() if before is None else before.clock
         request.extensions = {**extensions, _MARK: _Mark(key, place, clock)}
-        terms = terms_of(self.options, key, intent, clock, was_sent=before is not None and before.in_doubt)
+        terms = terms_of(self.options, place, key, intent, clock, was_sent=before is not None and before.in_doubt)
         exchange = kind(self.wrapped, request, self.options, place, terms, clock, is_key_given=given is not None)
         exchange.is_redirected = before is not None
         return exchange

@@ -153,7 +153,7 @@ class IdempotentAdapter(BaseAdapter):
             checked(intent)
         key = str(given or self.options.new_key())
         clock = Clock() if mark is None else mark.clock
-        terms = terms_of(self.options, key, intent, clock, was_sent=mark is not None and mark.in_doubt)
+        terms = terms_of(self.options, place, key, intent, clock, was_sent=mark is not None and mark.in_doubt)
         exchange = _Exchange(
             self.wrapped, request, self.options, place, terms, clock, sending, is_key_given=given is not None
         )
