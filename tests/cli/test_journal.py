@@ -68,6 +68,19 @@ def test_resume(semel: Semel, journal: Journal, server: Served) -> None:
     assert semel("journal", "resume", "payments.journal").stdout == "0 resumed.\n"
 
 
+def test_resume_for_an_account(semel: Semel, journal: Journal, server: Served) -> None:
+    """What a client with an account has written down is sent for that account only."""
+    begun = time.time() - 60
+    with Journal(journal.path, lease=timedelta(milliseconds=1), clock=lambda: begun) as crashed:
+        crashed.forget("invoice 18")
+        sent = Outgoing("POST", f"{server.url}/pay", (), b"{}")
+        crashed.begin(Wish("invoice 19", "key-19", sent, DAY, 60, account="customer 7"), b"dead")
+    refused = semel("journal", "resume", "payments.journal", "--account", "customer 8")
+    assert ("IntentDiffers" in refused.stdout, server.seen) == (True, [])
+    done = semel("journal", "resume", "payments.journal", "--account", "customer 7")
+    assert (done.returncode, done.stdout) == (0, "invoice 19  key-19  201\n1 resumed.\n")
+
+
 def test_resume_to_several_hosts(semel: Semel, journal: Journal, server: Served) -> None:
     """A credential of the command line goes to the hosts that the command line names, where there are several."""
     begun = time.time() - 60

@@ -28,6 +28,9 @@ const UNTRUSTED = /CERT|^UNABLE_TO_|ALTNAME/;
 /** Each host's quota, shared by all functions of this program. */
 const quotas = new Map();
 const MAX_HOSTS = 1000;
+/** Keys of operations that may have taken effect: the program may send them again, with the key of the error. */
+const doubted = new Set();
+const MAX_DOUBTED = 1000;
 
 export class ClientError extends Error {
   constructor(message, { key, intent, response, cause } = {}) {
@@ -88,28 +91,31 @@ export function idempotentFetch(options = {}) {
     if (intent !== undefined && (!isGuarded || typeof intent !== "string" || !intent.trim())) {
       throw new TypeError("An intent is a text, and is for a request with a key, to a host that honours keys.");
     }
-    if (!isGuarded) return given(request);
+    // As it came: another library's fetch does not know this Request.
+    if (!isGuarded) return input instanceof Request ? given(request) : given(input, rest);
+    const signal = rest.signal === undefined ? input.signal : rest.signal;
+    const body = await limited(signal, null, () => request.arrayBuffer());
     const operation = {
       request,
       // Held: its signal follows the caller's as long as it is not collected as garbage.
       input,
       said: saidOf(input, rest),
-      signal: rest.signal === undefined ? input.signal : rest.signal,
+      signal,
       elapsed: stopwatch(),
       url: request.url,
       headers: new Headers(request.headers),
-      body: await request.arrayBuffer(),
+      body,
       intent,
       key: ownKey ?? newKey(quoted),
-      wasSent: false,
+      wasSent: doubted.has(`${url.origin} ${ownKey}`),
     };
     if (intent !== undefined) {
       await fixBoundary(operation);
       const digest = await digestOf(`${request.method} ${request.url}\n`, operation.body);
       try {
-        await alone(nameOf(intent), () => begin(operation, digest, ownKey, settings));
+        await limited(signal, deadline, () => alone(nameOf(intent), () => begin(operation, digest, ownKey, settings)));
       } catch (cause) {
-        if (cause instanceof ClientError) throw cause;
+        if (cause instanceof ClientError || signal?.aborted) throw cause;
         throw new ClientError(`The storage of keys has failed (${cause}). Nothing was sent.`, { intent, cause });
       }
     }
@@ -201,12 +207,16 @@ async function tries(operation, settings) {
   let where = null;
   let hops = 0;
   let got = null;
-  const unknown = (more) => new RequestOutcomeUnknown(UNKNOWN, about(more));
+  const unknown = (more) => {
+    if (doubted.size >= MAX_DOUBTED) doubted.delete(doubted.values().next().value);
+    doubted.add(`${new URL(request.url).origin} ${operation.key}`);
+    return new RequestOutcomeUnknown(UNKNOWN, about(more));
+  };
   /** What is known in the end: an answer, if nothing can have happened. */
   const givenUp = () => {
     // Without a try, another program may have sent it since its key was written down.
     if (isOpen || operation.wasSent || got === null) throw unknown({ response: got?.response, cause: got?.error });
-    if (got.error) throw got.error;
+    if (got.failure) throw got.error;
     return got.response;
   };
   for (let count = 0; ; ) {
@@ -236,6 +246,7 @@ async function tries(operation, settings) {
       count += 1;
       const wait = pause(count, verdict.after, Math.random());
       if (elapsed() + wait >= end || (verdict.is_counted && !quota.spend(now()))) return givenUp();
+      if (got.isHandedOver) got.response.body?.cancel().catch(() => {}); // It is not read: its connection would stay.
       await sleep(wait, signal);
     } else if (verdict.verdict === "follow") {
       if (verdict.location !== null) where = settings.followAccepted ? statusUrl(operation.url, verdict.location) : null;
@@ -269,7 +280,7 @@ async function tries(operation, settings) {
 }
 
 function judged(got, where, method, inDoubt) {
-  if (got.error) return judgeFailure(got.failure);
+  if (got.failure) return judgeFailure(got.failure);
   const moment = Date.now() / 1000;
   if (where !== null) return judgeLook(got.status, got.headers, got.text(), moment);
   return judge(got.status, got.headers, got.text(), moment, { method, inDoubt });
@@ -335,24 +346,36 @@ async function attempt(operation, settings, where, seconds) {
   }
 }
 
-/**
- * Send one request in the way that the caller has said, and read its answer, until its time is over or the caller aborts.
- * What limits it is held here: fetch holds its signal weakly, and one that was collected as garbage ends nothing.
- */
+/** Of a stream that was handed over, the Request with the signal that ends it: as long as the stream is used. */
+const held = new WeakMap();
+
+/** Send one request in the way that the caller has said, and read its answer. */
 async function ask({ request, input, said, signal }, { fetch, tryTimeout }, url, init, seconds, isRedirected) {
+  // A Request may have what it does not tell, such as undici's dispatcher.
+  const target = input instanceof Request && url === request.url ? request : url;
+  const got = await limited(signal, Math.min(Math.max(1, seconds * 1000), tryTimeout), async (limit) =>
+    whole(await fetch(target, { ...said, ...init, signal: limit }), isRedirected),
+  );
+  if (got.isHandedOver && got.response.body) held.set(got.response.body, input);
+  return got;
+}
+
+/**
+ * Do some work until its time is over, in milliseconds, or the caller aborts. What limits it is held here: fetch holds
+ * its signal weakly, and one that was collected as garbage ends nothing.
+ */
+async function limited(signal, time, work) {
+  signal?.throwIfAborted();
   const controller = new AbortController();
   let stop;
   const stopped = new Promise((_, reject) => (stop = (reason) => (controller.abort(reason), reject(reason))));
   const late = () => stop(new DOMException("No answer came in time.", "TimeoutError"));
-  const timer = setTimeout(late, Math.min(Math.max(1, seconds * 1000), tryTimeout, MAX_TIMER));
+  const timer = time !== null && setTimeout(late, Math.min(time, MAX_TIMER));
   const abort = () => stop(signal.reason);
   signal?.addEventListener("abort", abort);
   let got = null;
   try {
-    // A Request may have what it does not tell, such as undici's dispatcher.
-    const target = input instanceof Request && url === request.url ? request : url;
-    const asked = async () => whole(await fetch(target, { ...said, ...init, signal: controller.signal }), isRedirected);
-    got = await Promise.race([asked(), stopped]);
+    got = await Promise.race([work(controller.signal), stopped]);
     return got;
   } finally {
     clearTimeout(timer);

@@ -90,6 +90,12 @@ def resume(
             "have something pending: a credential is not for all of them.",
         ),
     ] = None,
+    account: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="The account of the credentials, where the client that wrote it down has one."
+        ),
+    ] = None,
     deadline: Annotated[str, typer.Option(metavar="TIME", help="How long to try each of them.")] = "2m",
 ) -> None:
     """Send what is pending, with its own keys and bytes, and write the answers down."""
@@ -102,7 +108,7 @@ def resume(
         hosts = host or (None if given else every)
         for name in sorted({entry.header for entry in resuming.pending_for(journal, hosts)}):
             transport = IdempotentTransport(
-                library.HTTPTransport(), journal=journal, deadline=duration(deadline), header=name
+                library.HTTPTransport(), journal=journal, deadline=duration(deadline), header=name, account=account
             )
             with library.Client(transport=transport, headers=given) as client:
                 ended += resuming.resume(journal, client, hosts=hosts, header=name)

@@ -8,6 +8,7 @@ import logging
 import random
 import secrets
 import ssl
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -39,6 +40,10 @@ _EVENT_STREAM = "text/event-stream"
 _MAX_STEPS = 4
 #: Of what tells one sender of an intent from another.
 _TOKEN_BYTES = 16
+#: Keys of operations that may have taken effect, and where: a caller may send one again, in a request that is new.
+_doubted: dict[tuple[Origin, str], None] = {}
+_lock = threading.Lock()
+MAX_DOUBTED = 1000
 
 
 def _steady() -> float:
@@ -158,6 +163,11 @@ class Exchange(ABC):
 
     def release(self, *, in_doubt: bool) -> None:
         """Give the intent back."""
+        if in_doubt and self.terms.intent is None:  # Of an intent, the journal knows.
+            with _lock:
+                if len(_doubted) >= MAX_DOUBTED:
+                    del _doubted[next(iter(_doubted))]
+                _doubted[self._place, self.key] = None
         if in_doubt or self.terms.was_sent:
             self.leave_doubt(in_doubt=in_doubt)
         if self._is_ours:
@@ -220,10 +230,10 @@ class Exchange(ABC):
         """Have a request that is redirected take along whether it may have taken effect."""
 
 
-def terms_of(options: Options, key: str, intent: str | None, clock: Clock, *, was_sent: bool) -> Terms:
+def terms_of(options: Options, place: Origin, key: str, intent: str | None, clock: Clock, *, was_sent: bool) -> Terms:
     """Return how a request is sent: one that may have taken effect before it was redirected, not past the retention."""
     left = options.retention.total_seconds() - clock.now() if was_sent else options.seconds
-    return Terms(key, min(options.seconds, left), intent, options.follow_accepted, was_sent)
+    return Terms(key, min(options.seconds, left), intent, options.follow_accepted, was_sent or (place, key) in _doubted)
 
 
 def is_untrusted(error: BaseException) -> bool:

@@ -113,7 +113,7 @@ class _Wrapped(_Base):  # type: ignore[misc]  # as above
             if given == mark.key:
                 del headers[header]
             if mark.place != place:
-                for name in [name for name in headers if is_left_behind(name)]:
+                for name in [name for name in headers if is_left_behind(name) or name == _PROXY_LOGIN]:
                     del headers[name]
         elif mark is not None and given == mark.key and mark.place != place:
             raise redirect_refused(mark.key, intent, mark.place, place, in_doubt=mark.in_doubt)
@@ -127,7 +127,7 @@ class _Wrapped(_Base):  # type: ignore[misc]  # as above
         before = mark if mark is not None and given == mark.key else None
         clock = Clock() if before is None else before.clock
         request.extensions = {**extensions, _MARK: _Mark(key, place, clock)}
-        terms = terms_of(self.options, key, intent, clock, was_sent=before is not None and before.in_doubt)
+        terms = terms_of(self.options, place, key, intent, clock, was_sent=before is not None and before.in_doubt)
         exchange = kind(self.wrapped, request, self.options, place, terms, clock, is_key_given=given is not None)
         exchange.is_redirected = before is not None
         return exchange
@@ -488,6 +488,8 @@ def _library(kind: type[Any]) -> Any:
 
 _LIMITS = ("connect", "read", "write", "pool")
 _WITHOUT_BODY = frozenset({"GET", "HEAD"})
+#: Neither library takes it out. The login of a proxy that they use is in no header of the request.
+_PROXY_LOGIN = "proxy-authorization"
 #: Redirects that leave the method as it is; and one that does so unless it is POST.
 _MOVED = frozenset({307, 308})
 _MOVED_PERMANENTLY = 301

@@ -110,7 +110,8 @@ class IdempotentAdapter(BaseAdapter):
                 f"IdempotentAdapter wraps an adapter, not {adapter!a}: IdempotentAdapter(HTTPAdapter())."
             )
         self.wrapped = HTTPAdapter() if adapter is None else adapter
-        if getattr(getattr(self.wrapped, "max_retries", None), "total", 0):
+        total = getattr(getattr(self.wrapped, "max_retries", None), "total", 0)
+        if total is None or total:  # Without a total, urllib3 counts each kind of retry alone.
             raise ConfigurationError(
                 "The adapter inside must not retry by itself: HTTPAdapter(max_retries=0). It does not know what an "
                 "answer means for a key."
@@ -152,7 +153,7 @@ class IdempotentAdapter(BaseAdapter):
             checked(intent)
         key = str(given or self.options.new_key())
         clock = Clock() if mark is None else mark.clock
-        terms = terms_of(self.options, key, intent, clock, was_sent=mark is not None and mark.in_doubt)
+        terms = terms_of(self.options, place, key, intent, clock, was_sent=mark is not None and mark.in_doubt)
         exchange = _Exchange(
             self.wrapped, request, self.options, place, terms, clock, sending, is_key_given=given is not None
         )

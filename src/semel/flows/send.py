@@ -227,9 +227,9 @@ async def _tries(ports: SendPorts, terms: Terms, end: float, doubt: _Doubt) -> A
             doubt.here = was_in_doubt or verdict.in_doubt or where is not None
             where = None
             tries += 1
-            if not await _is_time_for(ports, verdict, got, tries, end):
+            if not (await _is_time_for(ports, verdict, tries, end) and await _is_noted(ports, terms, end, doubt)):
                 return _given_up(terms, got, in_doubt=doubt.is_left)
-            doubt.before = not (terms.intent is None or await ports.renew()) or doubt.before
+            ports.retrying(reason_of(got.failure if isinstance(got, NoReply) else got.status))
             continue
         assert isinstance(got, Reply)  # noqa: S101 - without an answer, the verdict is Retry
         if not isinstance(verdict, Follow):
@@ -251,16 +251,20 @@ def _check_time(ports: SendPorts, terms: Terms, end: float) -> None:
         raise RequestOutcomeUnknown(key=terms.key, intent=terms.intent)
 
 
-async def _is_time_for(ports: SendPorts, verdict: Retry, got: Reply | NoReply, tries: int, end: float) -> bool:
+async def _is_time_for(ports: SendPorts, verdict: Retry, tries: int, end: float) -> bool:
     """Wait until the request is sent again; False: it is not."""
     wait = pause(tries, verdict.after, ports.dice())
     if ports.now() + wait >= end or (verdict.is_counted and not ports.spend()):
         return False
     await ports.pause(wait)
-    if ports.now() >= end:
-        return False  # The process was stopped, or the machine slept: by now the server may have forgotten the key.
-    ports.retrying(reason_of(got.failure if isinstance(got, NoReply) else got.status))
     return True
+
+
+async def _is_noted(ports: SendPorts, terms: Terms, end: float, doubt: _Doubt) -> bool:
+    """Tell the journal of the next try; False: it is too late for one."""
+    doubt.before = not (terms.intent is None or await ports.renew()) or doubt.before
+    # If the process was stopped, or the machine slept, the server may have forgotten the key by now.
+    return ports.now() < end
 
 
 async def _is_kept(
