@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
+from semel import __version__
 from semel.core.text import safe
 from semel.errors import ConfigurationError, SemelError
 
@@ -15,14 +16,22 @@ USAGE = 2
 
 def main() -> None:
     """Run the command line that this process was started with."""
+    if sys.argv[1:] in (
+        ["--version"],
+        ["version"],
+    ):  # The question is how this is installed, perhaps without the extra.
+        print(f"semel {__version__}")
+        return
     try:
         import rich  # noqa: F401, PLC0415 - needs the extra semel[cli]
 
         from semel.cli.app import app  # noqa: PLC0415 - as above
+        from semel.cli.output import keep_writing  # noqa: PLC0415 - as above
     except ModuleNotFoundError as missing:
         if not is_of(missing, "rich", "typer"):
             raise
-        _end("The command line needs typer and rich. Run: pip install 'semel[cli]'", USAGE)
+        _end("The command line needs typer and rich. Run: pip install 'semel[cli]' (in a checkout: '.[cli]')", USAGE)
+    sys.stdout = keep_writing(sys.stdout)
     try:
         app(prog_name="semel")
     except (ConfigurationError, ImportError) as error:
