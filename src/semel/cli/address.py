@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import typer
 
 from semel.errors import ConfigurationError
-from semel.stores import Store, store
+from semel.stores import Store, store, without_driver
 from semel.stores.encrypted.value import plain
 from semel.stores.sqlite.file import Place, has_table, locate
 
@@ -80,7 +80,7 @@ def checked(url: str) -> str:
         raise _unreadable() from None
     if _STRAY_PERCENT.search(url):
         raise _unreadable()
-    return url
+    return without_driver(url)
 
 
 def _unreadable() -> ConfigurationError:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from semel.doctor.memory import Memory
 from semel.doctor.session import Session
 from semel.errors import ConfigurationError
+from semel.stores import without_driver
 from semel.stores.dialect import durable_of
 from semel.stores.encrypted.value import plain
 
@@ -30,6 +31,7 @@ _SCHEMES = {
 
 def session_at(url: str, seconds: float) -> Session:
     """Return the session for the store at *url*; raise ``ConfigurationError`` where no store is known for it."""
+    url = without_driver(url)
     try:
         scheme = urlsplit(url).scheme
     except ValueError:
