@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import typer
 
-from semel.cli.address import StoreOption, found
+from semel.cli.address import StoreOption, given
 from semel.cli.main import is_of
 from semel.cli.metrics import MetricsOption, served
 from semel.errors import ConfigurationError, SemelError
@@ -67,7 +67,7 @@ def console(
         raise ConfigurationError(_NEEDED) from None
     token = os.environ.get(VARIABLE, "").strip() or secrets.token_urlsafe(24)
     roles = ["read", *(() if read_only else ("act",)), *(("bodies",) if bodies else ())]
-    app = Console(found(store), auth=Token(token, name=this_user(), roles=roles), path=path)
+    app = Console(given(store), auth=Token(token, name=this_user(), roles=roles), path=path)
     base = "/" + "/".join(part for part in path.split("/") if part)
     # Neither the access log nor the server's own name: a log would have the keys that are looked at.
     config = uvicorn.Config(

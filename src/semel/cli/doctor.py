@@ -24,6 +24,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
+from semel.cli import address
 from semel.cli.address import USUAL_FILE, VARIABLE, checked, named
 from semel.cli.application import imported
 from semel.cli.judging import USAGE, JudgingCommand, end
@@ -86,6 +87,8 @@ def run(
     try:
         with _kept_apart() if app_name else nullcontext():
             application = _imported(app_name) if app_name else None
+            if address.project is not None and application is None and url is None:
+                application = address.project.application()
             report = examine(_store(url, has_app=application is not None), app=application, only=only or ())
     except (ConfigurationError, ImportError) as error:
         end(error)

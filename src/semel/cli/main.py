@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
 from semel import __version__
@@ -14,12 +15,10 @@ FAILURE = 1
 USAGE = 2
 
 
-def main() -> None:
-    """Run the command line that this process was started with."""
-    if sys.argv[1:] in (
-        ["--version"],
-        ["version"],
-    ):  # The question is how this is installed, perhaps without the extra.
+def main(arguments: Sequence[str] | None = None, program: str = "semel") -> None:
+    """Run the command line that this process was started with, or another."""
+    typed = list(sys.argv[1:] if arguments is None else arguments)
+    if typed in (["--version"], ["version"]):  # The question is how this is installed, perhaps without the extra.
         print(f"semel {__version__}")
         return
     try:
@@ -33,7 +32,7 @@ def main() -> None:
         _end("The command line needs typer and rich. Run: pip install 'semel[cli]' (in a checkout: '.[cli]')", USAGE)
     sys.stdout = keep_writing(sys.stdout)
     try:
-        app(prog_name="semel")
+        app(typed, prog_name=program)
     except (ConfigurationError, ImportError) as error:
         _end(error, USAGE)
     except SemelError as error:

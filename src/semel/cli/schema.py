@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from semel.cli import address
 from semel.cli.address import VARIABLE, checked, required
 from semel.cli.output import JsonOption
 from semel.errors import ConfigurationError
@@ -61,6 +62,8 @@ def migrate(
     """Make or update the tables of a store. Safe to repeat, to interrupt, and to run from several places at once."""
     if url and also and url != also:
         raise ConfigurationError("Two stores were given. Migrate one at a time.")
+    if address.project is not None and not (url or also) and address.project.opened().is_callers:
+        raise ConfigurationError("In Django, Semel's migrations are Django's. Run: python manage.py migrate semel")
     which = required(url or also)
     if not plan:
         lines = migrated(which, with_post=post, layout=layout) or [NOTHING]

@@ -11,6 +11,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from semel.cli import address
 from semel.cli.output import as_text, brief, hex_dump, pasteable, relative, safe, typed, unfolded, width
 from semel.core.derive import derive
 from semel.core.message import Request
@@ -131,7 +132,8 @@ def next_steps(record: Record) -> tuple[list[Line], list[Text]]:
 
 def next_steps_of(said: str, *commands: str) -> tuple[list[Line], list[Text]]:
     """Return the last line of a sheet, and *commands* to be printed below it."""
-    return [("next", Text(said))], [unfolded(f"  {each}") for each in commands]
+    program = address.project.program if address.project else "semel"
+    return [("next", Text(said))], [unfolded(f"  {program}{each.removeprefix('semel')}") for each in commands]
 
 
 def trail_lines(trail: tuple[Entry, ...]) -> Iterator[Line]:

@@ -56,6 +56,9 @@ def session_of(store: Any, seconds: float) -> Session:
     kind = type(durable).__module__.removeprefix("semel.stores.").partition(".")[0]
     if kind == "memory":
         return Memory()
+    if kind == "django":
+        examined: Session = import_module("semel.doctor.django").session_of(durable, seconds)
+        return examined
     if kind not in _SESSIONS:
         raise ConfigurationError(
             f"The app's store is {type(durable).__name__}, which tells no address. Give the URL of the store, too."

@@ -156,6 +156,7 @@ def _add_django(found: Application) -> None:
     if "semel.django" not in settings.INSTALLED_APPS:
         return
     said, _ = conf.read(getattr(settings, conf.NAME, {}))
+    found.store = found.store or said.opened()
     found.guards.append(Guard("SEMEL", said.policies, None if said.scope is conf.user_scope else said.scope))
     found.own_logins = tuple(checks.own_logins(said))
 
