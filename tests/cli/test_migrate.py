@@ -157,7 +157,7 @@ class TestPlan:
         shown = semel("migrate", url, "--plan")
         assert (shown.stdout, shown.returncode) == ("nothing to do\n", 0)
         assert semel("migrate", url, "--plan", "--json").stdout == "[]\n"
-        assert json.loads(semel("migrate", url, "--json").stdout) == {"done": ["nothing to do"]}
+        assert json.loads(semel("migrate", url, "--json").stdout) == {"applied": [], "left": [], "notes": []}
 
     def test_no_file(self, semel: Semel, sqlite_url: str) -> None:
         """A plan makes no file."""

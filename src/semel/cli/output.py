@@ -7,7 +7,8 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, TextIO
+from datetime import UTC, datetime
+from typing import Annotated, Any, TextIO, overload
 
 import typer
 from rich.console import Console
@@ -23,6 +24,7 @@ __all__ = [
     "counting",
     "has_reader",
     "hex_dump",
+    "iso",
     "keep_writing",
     "log_to_stderr",
     "pasteable",
@@ -43,6 +45,22 @@ PIPE_WIDTH = 10_000
 def width() -> int:
     """Return the width of the terminal in columns."""
     return Console().width if sys.stdout.isatty() else PIPE_WIDTH
+
+
+@overload
+def iso(moment: float | datetime) -> str: ...
+
+
+@overload
+def iso(moment: None) -> None: ...
+
+
+def iso(moment: float | datetime | None) -> str | None:
+    """Write a time, of UTC, as every command does: in milliseconds, for people and for programs."""
+    if moment is None:
+        return None
+    when = moment if isinstance(moment, datetime) else datetime.fromtimestamp(moment, UTC)
+    return when.isoformat(timespec="milliseconds")
 
 
 def log_to_stderr() -> None:

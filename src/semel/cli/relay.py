@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,8 +23,7 @@ from semel.stores import AsyncStore, Store
 from semel.work import AsyncWorkers
 from semel.work.plan import duration
 from semel.work.relay import Relay
-from semel.work.service import AsyncService
-from semel.work.service import as_json as spelled
+from semel.work.service import AsyncService, facts_of
 
 if TYPE_CHECKING:
     from semel.work.webhooks import Webhooks, WebhooksReport
@@ -95,8 +95,10 @@ def relay(
     to_webhooks = {"allow_private": allow_private} if webhooks else None
     with served(metrics):
         reports = asyncio.run(_relay(store, destinations, once=once, webhooks=to_webhooks))
-    for report in reports:
-        print(spelled(report) if as_json else report)
+    if as_json:
+        print(json.dumps([facts_of(report) for report in reports]))
+    else:
+        print(*reports, sep="\n", end="\n" if reports else "")
     failed = next((report for report in reports if report.error or report.unreachable), None)
     if isinstance(failed, RelayReport):
         raise failed.error or ConfigurationError(f"{failed.to} can't be reached: {failed.unreachable}")
