@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "semel") -> None
         _end("The command line needs typer and rich. Run: pip install 'semel[cli]' (in a checkout: '.[cli]')", USAGE)
     sys.stdout = keep_writing(sys.stdout)
     try:
-        app(typed, prog_name=program)
+        app(args=typed, prog_name=program)
     except (ConfigurationError, ImportError) as error:
         _end(error, USAGE)
     except SemelError as error:

@@ -106,15 +106,15 @@ class _Output(io.FileIO):
 
 
 def keep_writing(out: TextIO) -> TextIO:
-    """Return *out*, as one that does not end with its reader."""
+    """Return *out*, as one that does not end with its reader. A terminal is left as it is."""
+    if out.isatty():
+        return out
     try:
         raw = _Output(out.fileno(), "wb", closefd=False)
     except (OSError, ValueError):  # It is no file, or closed.
         return out
     out.flush()
-    return io.TextIOWrapper(
-        io.BufferedWriter(raw), encoding=out.encoding, errors=out.errors, line_buffering=raw.isatty()
-    )
+    return io.TextIOWrapper(io.BufferedWriter(raw), encoding=out.encoding, errors=out.errors)
 
 
 def has_reader() -> bool:
