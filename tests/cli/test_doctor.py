@@ -99,6 +99,7 @@ def create_app(kind="plain", *, also=()):
 
 async def on_a_loop(): return app
 def nothing(): return None
+def configured(settings): return app
 class made:
     app = staticmethod(create_app)
 """
@@ -127,6 +128,7 @@ def test_factories(semel: Semel, file_url: str, tmp_path: Path, name: str, kind:
         ("nothing()", "shop:nothing() made NoneType, and that is no app."),
         ("on_a_loop", "shop:on_a_loop made coroutine, and that is no app."),
         ("absent()", "shop has no 'absent'."),
+        ("configured", "to make one it needs arguments. Write them: 'shop:configured"),
         ("create_app(os.getcwd())", "is not the name of an app"),
         ("create_app(", "is not the name of an app"),
         ("create_app()()", "is not the name of an app"),
@@ -137,6 +139,14 @@ def test_what_makes_no_app(semel: Semel, file_url: str, tmp_path: Path, name: st
     (tmp_path / "shop.py").write_text(APP.format(url=file_url, scope="'a'") + FACTORY)
     done = semel("doctor", "--app", f"shop:{name}")
     assert (done.returncode, said in done.stderr) == (3, True), done.stderr
+
+
+def test_a_wrapped_app(semel: Semel, file_url: str, tmp_path: Path) -> None:
+    """A function around an app is not taken for a factory: it is not called."""
+    source = APP.format(url=file_url, scope="'a'") + "\ndef around(*args): raise SystemExit(9)\n"
+    (tmp_path / "shop.py").write_text(source)
+    done = semel("doctor", "--app", "shop:around", "--only", "app-guard")
+    assert "No guard was found around the function around" in done.stdout
 
 
 def test_json(semel: Semel, file_url: str) -> None:

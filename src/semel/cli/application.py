@@ -55,7 +55,7 @@ def imported(spec: str) -> Any:
         if not hasattr(app, part):
             raise ConfigurationError(f"{module} has no {'.'.join(path)!r}.")
         app = getattr(app, part)
-    if given is None and not _is_factory(app):
+    if given is None and not _is_factory(spec, app):
         return app
     arguments, named = given or ((), {})
     made = app(*arguments, **named)
@@ -84,13 +84,29 @@ def _parsed(name: str) -> tuple[list[str], tuple[list[Any], dict[str, Any]] | No
     return ([found.id, *path] if isinstance(found, ast.Name) else []), given
 
 
-def _is_factory(app: Any) -> bool:
-    """Whether it is a function that can be called with nothing: an app is called with a request."""
+def _is_factory(spec: str, app: Any) -> bool:
+    """Whether it is a function that makes an app: it can be called with nothing. An app is given two or three things,
+    and what takes any number is an app that something is wrapped around.
+    """
     if not inspect.isroutine(app) and not isinstance(app, partial):
         return False
     try:
-        inspect.signature(app).bind()
+        signature = inspect.signature(app)
     except (TypeError, ValueError):
+        return False
+    if any(each.kind is each.VAR_POSITIONAL for each in signature.parameters.values()):
+        return False
+    if _takes(signature, 0):
+        return True
+    if _takes(signature, 2) or _takes(signature, 3):
+        return False
+    raise ConfigurationError(f"{spec} is no app, and to make one it needs arguments. Write them: '{spec}(\"test\")'.")
+
+
+def _takes(signature: inspect.Signature, count: int) -> bool:
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
         return False
     return True
 

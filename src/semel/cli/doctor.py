@@ -69,7 +69,12 @@ def run(
         typer.Argument(metavar="[URL]", help=f"The store; else that of --app, else {VARIABLE}, else ./{USUAL_FILE}."),
     ] = None,
     app_name: Annotated[
-        str | None, typer.Option("--app", metavar="MODULE:NAME", help="An application to look into, too.")
+        str | None,
+        typer.Option(
+            "--app",
+            metavar="MODULE:NAME",
+            help="An application to look into, too, or what makes it: 'shop:create_app()'.",
+        ),
     ] = None,
     fail_on: Annotated[
         Severity, typer.Option("--fail-on", metavar="error|warning", help="Which checks the exit status counts.")

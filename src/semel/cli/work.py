@@ -37,7 +37,9 @@ BatchOption = Annotated[int, typer.Option(min=1, help="How many records one stat
 
 AppOption = Annotated[
     str | None,
-    typer.Option(metavar="MODULE:NAME", help="The app. With it, operations with a stored request are finished."),
+    typer.Option(
+        metavar="MODULE:NAME", help="The app, or what makes it: operations with a stored request are finished by it."
+    ),
 ]
 
 T = TypeVar("T")
