@@ -106,6 +106,12 @@ def test_doctor(keys: DjangoStore, capsys: pytest.CaptureFixture[str]) -> None:
     assert "warning store-parked" in capsys.readouterr().out
 
 
+def test_doctor_without_a_database() -> None:
+    """A database that can't keep records is an error of the settings, and no end of the examination."""
+    assert finding("app-django").verdict is Verdict.WRONG
+    assert "Name a PostgreSQL or SQLite one" in finding("app-django").evidence
+
+
 @pytest.mark.parametrize("empty", ["sqlite_url", "empty_postgres_url"])
 def test_doctor_without_tables(request: pytest.FixtureRequest, empty: str) -> None:
     """Where tables are missing, the doctor says the command that makes them in Django."""

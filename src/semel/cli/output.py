@@ -99,7 +99,7 @@ class _Output(io.FileIO):
         """Write, or drop."""
         if self.has_reader:
             try:
-                return super().write(data) or 0
+                return super().write(data)
             except BrokenPipeError:
                 self.has_reader = False
         return len(data)
