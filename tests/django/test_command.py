@@ -3,6 +3,7 @@
 import getpass
 import json
 import socket
+import sys
 from typing import Any
 
 import pytest
@@ -84,6 +85,16 @@ def test_settings_at_the_end(keys: DjangoStore, capsys: pytest.CaptureFixture[st
     """Django's own options may stand at the end, as with its other commands."""
     del keys
     assert "parked" in said(capsys, "keys", "list", "--settings=shop.settings", "--pythonpath", ".")
+
+
+def test_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the extra is missing, one line says how to install it."""
+    for name in [each for each in sys.modules if each.startswith("semel.cli.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr("semel.cli.address", raising=False)
+    monkeypatch.setitem(sys.modules, "typer", None)
+    with pytest.raises(CommandError, match=r"pip install 'semel\[cli\]'"):
+        call_command("semel", "keys", "list")
 
 
 def finding(name: str) -> Finding:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from typing import Any
 from urllib.parse import quote
 
@@ -29,9 +28,10 @@ def _postgres(wrapper: Wrapper, seconds: float) -> Session:
     from semel.doctor.postgres.session import Postgres  # noqa: PLC0415 - its driver is an extra
     from semel.stores.postgres.address import Address  # noqa: PLC0415 - as above
 
-    said = deepcopy(wrapper.settings_dict)
-    said.get("OPTIONS", {}).pop("pool", None)  # What is lent to us would be missing there.
-    own = type(wrapper)(said, wrapper.alias)
+    said = wrapper.settings_dict
+    # Without its pool: what is lent to us would be missing there.
+    options = {name: value for name, value in said.get("OPTIONS", {}).items() if name != "pool"}
+    own = type(wrapper)({**said, "OPTIONS": options}, wrapper.alias)
     names = {"host": "HOST", "port": "PORT", "user": "USER", "dbname": "NAME"}
     url = postgres_url({name: said.get(key) for name, key in names.items()})
     return Postgres(Address.of(url, lambda: own.get_new_connection(own.get_connection_params())), seconds)

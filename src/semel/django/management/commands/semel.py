@@ -6,7 +6,7 @@ from argparse import REMAINDER
 from importlib import import_module
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 
 class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
@@ -23,4 +23,10 @@ class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
     def handle(self, *, arguments: list[str], **_: Any) -> None:
         """Run it."""
         # It is above this package, and Django looks for its commands here.
-        import_module("semel.cli.project").run(arguments)
+        try:
+            project = import_module("semel.cli.project")
+        except ModuleNotFoundError as missing:
+            if missing.name not in {"rich", "typer"}:
+                raise
+            raise CommandError("manage.py semel needs typer and rich. Run: pip install 'semel[cli]'") from None
+        project.run(arguments)
