@@ -71,6 +71,7 @@ def test_serving(tmp_path: Path) -> None:
         ran.send_signal(signal.SIGTERM)
         said, errors = ran.communicate(timeout=60)
         assert token not in said + errors
+        assert ran.returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -102,4 +103,5 @@ def test_newer_schemas(tmp_path: Path) -> None:
         assert ran.stderr is not None
         line = ran.stderr.readline()
         ran.send_signal(signal.SIGINT)
+        assert ran.wait(timeout=60) == 0
     assert line.startswith("semel: A newer version of Semel has changed this store's tables (9999_pre_future)")

@@ -92,6 +92,63 @@ def test_app(semel: Semel, file_url: str, tmp_path: Path) -> None:
     assert "error app-scope-constant" in semel("doctor", "--app", "shop:app").stdout
 
 
+FACTORY = """
+def create_app(kind="plain", *, also=()):
+    print("made", kind, also)
+    return app
+
+async def on_a_loop(): return app
+def nothing(): return None
+def configured(settings): return app
+class made:
+    app = staticmethod(create_app)
+"""
+
+
+@pytest.mark.parametrize(
+    "name, kind",
+    [
+        ("create_app", "plain ()"),
+        ("create_app()", "plain ()"),
+        ("create_app('test', also=[1, 2])", "test [1, 2]"),
+        ("made.app()", "plain ()"),
+    ],
+)
+def test_factories(semel: Semel, file_url: str, tmp_path: Path, name: str, kind: str) -> None:
+    """An app may be made by a function, which is named with or without what it is given."""
+    (tmp_path / "shop.py").write_text(APP.format(url=file_url, scope="request.headers['x-account']") + FACTORY)
+    done = semel("doctor", "--app", f"shop:{name}", "--only", "app-guard")
+    assert (done.returncode, f"made {kind}" in done.stderr) == (0, True), done.stderr
+    assert "app-guard  1: IdempotencyMiddleware" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("nothing()", "shop:nothing() made NoneType, and that is no app."),
+        ("on_a_loop", "shop:on_a_loop made coroutine, and that is no app."),
+        ("absent()", "shop has no 'absent'."),
+        ("configured", "to make one it needs arguments. Write them: 'shop:configured"),
+        ("create_app(os.getcwd())", "is not the name of an app"),
+        ("create_app(", "is not the name of an app"),
+        ("create_app()()", "is not the name of an app"),
+    ],
+)
+def test_what_makes_no_app(semel: Semel, file_url: str, tmp_path: Path, name: str, said: str) -> None:
+    """A function that makes no app is said, and so is what can't be read; nothing else than a call is run."""
+    (tmp_path / "shop.py").write_text(APP.format(url=file_url, scope="'a'") + FACTORY)
+    done = semel("doctor", "--app", f"shop:{name}")
+    assert (done.returncode, said in done.stderr) == (3, True), done.stderr
+
+
+def test_a_wrapped_app(semel: Semel, file_url: str, tmp_path: Path) -> None:
+    """A function around an app is not taken for a factory: it is not called."""
+    source = APP.format(url=file_url, scope="'a'") + "\ndef around(*args): raise SystemExit(9)\n"
+    (tmp_path / "shop.py").write_text(source)
+    done = semel("doctor", "--app", "shop:around", "--only", "app-guard")
+    assert "No guard was found around the function around" in done.stdout
+
+
 def test_json(semel: Semel, file_url: str) -> None:
     """For programs, every finding has the same fields."""
     done = semel("doctor", file_url, "--json", "--only", "sqlite-journal")

@@ -27,8 +27,8 @@ def test_no_command(semel: Semel) -> None:
 @pytest.mark.parametrize(
     "command, module, advice",
     [
-        ("version", "typer", "pip install 'semel[cli]'"),
-        ("version", "rich", "pip install 'semel[cli]'"),
+        ("sweep", "typer", "pip install 'semel[cli]'"),
+        ("sweep", "rich", "pip install 'semel[cli]'"),
         ("demo", "uvicorn", "pip install 'semel[demo]'"),
         ("demo", "httpx", "pip install 'semel[demo]'"),
     ],
@@ -40,6 +40,56 @@ def test_missing_extra(command: str, module: str, advice: str) -> None:
     assert ended.returncode == 2
     assert advice in ended.stderr
     assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["version", "--version"])
+def test_version_without_extras(command: str) -> None:
+    """The version is told where the rest of the command line is not installed, too."""
+    code = "import sys; sys.modules['typer'] = sys.modules['rich'] = None; from semel.cli.main import main; main()"
+    ended = subprocess.run([sys.executable, "-c", code, command], capture_output=True, text=True, check=True)
+    assert ended.stdout == f"semel {package.__version__}\n"
+
+
+def in_a_pipe(environment: dict[str, str], folder: Path, typed: str, reader: str) -> subprocess.CompletedProcess[str]:
+    """Run a command before *reader*, and return what was said, with the status of the command itself."""
+    command = f"{{ {sys.executable} -m semel {typed}; echo $? >status; }} | {reader}"
+    shell = ["/bin/sh", "-c", command]
+    ended = subprocess.run(shell, env=environment, cwd=folder, capture_output=True, text=True, check=True)
+    return subprocess.CompletedProcess(typed, int((folder / "status").read_text()), ended.stdout, ended.stderr)
+
+
+@pytest.mark.parametrize("typed", ["--help", "doctor list --json", "doctor list"])
+def test_the_end_of_a_pipe(environment: dict[str, str], tmp_path: Path, typed: str) -> None:
+    """When the reader of its output has gone, a command ends without a word, and well."""
+    ended = in_a_pipe(environment, tmp_path, typed, "true")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_the_end_of_a_pipe_changes_no_change(environment: dict[str, str], tmp_path: Path) -> None:
+    """What a command changes, it changes, though the reader of its output has gone; a failure stays a failure."""
+    url = f"sqlite:///{tmp_path}/semel.db"
+    assert in_a_pipe(environment, tmp_path, f"migrate {url}", "true").returncode == 0
+    assert "nothing to do" in in_a_pipe(environment, tmp_path, f"migrate {url}", "cat").stdout
+    failed = in_a_pipe(environment, tmp_path, f"keys show absent --store {url}", "true")
+    assert (failed.returncode, failed.stderr.count("\n")) == (1, 1)
+
+
+def test_flags(semel: Semel) -> None:
+    """A flag is shown as one, without a type that it does not take."""
+    for typed in (["--help"], ["console", "--help"], ["keys", "list", "--help"], ["doctor", "run", "--help"]):
+        shown = semel(*typed, COLUMNS="120").stdout
+        assert "--help" in shown
+        assert "bool" not in shown.lower()
+
+
+@pytest.mark.parametrize(
+    "typed, found", [("semel ", "migrate"), ("semel keys r", "resolve"), ("semel keys list --st", "--state")]
+)
+def test_completion(semel: Semel, typed: str, found: str) -> None:
+    """A shell can complete commands and options."""
+    asked = {"_SEMEL_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split(" ")) - 1)}
+    assert found in semel(**asked).stdout.split()
+    assert "_SEMEL_COMPLETE" in semel("--show-completion", "bash").stdout
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,16 @@
 """`semel migrate`."""
 
 import json
+import os
 import shlex
 import sqlite3
 import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -33,6 +36,48 @@ def test_the_command_of_a_message(semel: Semel, empty_postgres_url: str) -> None
     assert (program, command, semel("migrate", url).returncode) == ("semel", "migrate", 0)
     with closing(connect(empty_postgres_url)) as connection:
         assert connection.execute("SELECT count(*) FROM my_keys").fetchone() == (0,)
+
+
+def test_the_command_keeps_what_leads_there(semel: Semel, empty_postgres_url: str) -> None:
+    """The command that is said connects where the URL did, whichever part of it names the server."""
+    parts = urlsplit(empty_postgres_url)
+    given = f"postgresql://{parts.path}?host={parts.hostname}&port={parts.port}&user={parts.username}&sslmode=prefer"
+    _, _, typed = shlex.split(semel("keys", "list", "--store", given).stderr.partition("Run: ")[2])
+    assert typed == given
+    assert semel("migrate", typed).returncode == 0
+
+
+@pytest.mark.parametrize("where", ["password", "query"])
+def test_the_command_has_no_password(semel: Semel, empty_postgres_url: str, where: str) -> None:
+    """A password is not said: the command that is said takes the URL from the environment, and works as it is."""
+    if where == "password":
+        given = empty_postgres_url.replace("@", ":hush@", 1)
+    else:
+        given = f"{empty_postgres_url}?password=hush"
+    refused = semel("keys", "list", SEMEL_STORE=given).stderr
+    assert "hush" not in refused
+    typed = refused.partition("Run: ")[2].partition(",")[0]
+    assert typed == 'semel migrate "$SEMEL_STORE"'
+    program = f'semel() {{ {shlex.quote(sys.executable)} -m semel "$@"; }}; {typed}'
+    subprocess.run(["/bin/sh", "-c", program], env=os.environ | {"SEMEL_STORE": given}, capture_output=True, check=True)
+    assert semel("keys", "list", SEMEL_STORE=given).stdout == "No keys.\n"
+    assert "hush" not in semel("doctor", SEMEL_STORE=given).stdout
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg", "psycopg2"])
+def test_urls_of_sqlalchemy(semel: Semel, migrated_postgres_url: str, driver: str) -> None:
+    """A URL with a driver in it, as SQLAlchemy has them, names the same store."""
+    url = migrated_postgres_url.replace("postgresql:", f"postgresql+{driver}:", 1)
+    assert semel("migrate", url).stdout == "nothing to do\n"
+    assert semel("keys", "list", SEMEL_STORE=url).stdout == "No keys.\n"
+    assert "postgres-tables" in semel("doctor", url).stdout
+
+
+def test_urls_of_files_of_sqlalchemy(semel: Semel, sqlite_url: str) -> None:
+    """A URL of a file with a driver in it names the same file."""
+    url = sqlite_url.replace("sqlite:", "sqlite+aiosqlite:", 1)
+    assert semel("migrate", url).returncode == 0
+    assert semel("migrate", sqlite_url).stdout == "nothing to do\n"
 
 
 def test_repeated(semel: Semel, url: str) -> None:
@@ -112,7 +157,7 @@ class TestPlan:
         shown = semel("migrate", url, "--plan")
         assert (shown.stdout, shown.returncode) == ("nothing to do\n", 0)
         assert semel("migrate", url, "--plan", "--json").stdout == "[]\n"
-        assert json.loads(semel("migrate", url, "--json").stdout) == {"done": ["nothing to do"]}
+        assert json.loads(semel("migrate", url, "--json").stdout) == {"applied": [], "left": [], "notes": []}
 
     def test_no_file(self, semel: Semel, sqlite_url: str) -> None:
         """A plan makes no file."""

@@ -205,6 +205,81 @@ def test_operation_applied(semel: Semel, url: str, keys: Store) -> None:
     assert trail(keys) == [("resolved", None), ("applied", None)]
 
 
+def test_operation_applied_with_an_answer(semel: Semel, url: str, keys: Store) -> None:
+    """The answer may have the status and the headers that the operation's own would have had."""
+    park(keys)
+    ended = semel(
+        *("keys", "resolve", "key", "--applied", '{"id": 7}', "--status", "201"),
+        *("--header", "Location: /rides/7", "--header", 'ETag: "a"', "--store", url, "--yes"),
+    )
+    assert "The operation ends with status 201 and the result below." in ended.stdout
+    assert "location: /rides/7" in ended.stdout
+    record = look(keys)
+    assert record is not None
+    headers = ((b"content-type", b"application/json"), (b"location", b"/rides/7"), (b"etag", b'"a"'))
+    assert record.answer == Answer(201, headers, b'{"id": 7}')
+
+
+def test_operation_applied_with_a_body(semel: Semel, url: str, keys: Store, tmp_path: Path) -> None:
+    """A body that is no JSON is taken from a file, as it is; `204` has none."""
+    park(keys)
+    park(keys, key="empty")
+    (tmp_path / "body").write_bytes(b"a,b\n\xff")
+    given = ("--body-file", "body", "--store", url, "--yes")
+    unsaid = semel("keys", "resolve", "key", *given)
+    assert (unsaid.returncode, "--header 'Content-Type" in unsaid.stderr) == (2, True)
+    assert semel("keys", "resolve", "key", *given, "--header", "Content-Type: text/csv").returncode == 0
+    assert semel("keys", "resolve", "empty", "--applied", "null", "--status", "204", *given[2:]).returncode == 0
+    record, empty = look(keys), look(keys, "empty")
+    assert record is not None
+    assert empty is not None
+    assert record.answer == Answer(200, ((b"content-type", b"text/csv"),), b"a,b\n\xff")
+    assert empty.answer == Answer(204, (), b"")
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (("--status", "99"), "no status of an answer"),
+        (("--header", "Location"), "is no header"),
+        (("--header", "X: a\nSet-Cookie: b"), "is no header"),
+        (("--header", "Set-Cookie: a=b"), "never repeated"),
+        (("--header", "Content-Length: 9"), "never repeated"),
+        (("--body-file", "absent"), "Say what happened"),
+    ],
+)
+def test_answers_that_can_not_be(semel: Semel, sqlite_url: str, options: tuple[str, ...], said: str) -> None:
+    """An answer that could not be sent is refused in one line, and nothing is changed."""
+    with closing(store(sqlite_url)) as keys:
+        park(keys)
+        ended = semel("keys", "resolve", "key", "--applied", "1", *options, "--store", sqlite_url, "--yes")
+        assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+        assert said in ended.stderr
+        record = look(keys)
+        assert record is not None
+        assert record.state is State.UNKNOWN
+
+
+@pytest.mark.parametrize("said", [("--applied", "1"), ("--not-applied",)])
+def test_an_answer_of_what_goes_on(semel: Semel, sqlite_url: str, said: tuple[str, ...]) -> None:
+    """An operation that goes on is answered by its handler: a status for it is refused."""
+    with closing(store(sqlite_url)) as keys:
+        park(keys, CHARGING)
+        ended = semel("keys", "resolve", "key", *said, "--status", "201", "--store", sqlite_url, "--yes")
+        assert (ended.returncode, "its handler answers" in ended.stderr) == (2, True)
+        assert trail(keys) == []
+
+
+def test_reasons(semel: Semel, url: str, keys: Store) -> None:
+    """A reason is a line of the audit trail, as in the console."""
+    park(keys)
+    semel("keys", "resolve", "key", "--applied", "1", "--reason", " asked the bank ", "--store", url, "--yes")
+    assert trail(keys) == [("resolved", None), ("applied", None), ("explained", "asked the bank")]
+    claim(keys, "other")
+    semel("keys", "release", "other", "--reason", "a test", "--store", url, "--yes")
+    assert trail(keys, "other") == [("discarded", None), ("explained", "a test")]
+
+
 def test_operation_not_applied(semel: Semel, url: str, keys: Store) -> None:
     """An operation that did nothing is forgotten, and a retry runs it."""
     park(keys)
@@ -234,14 +309,14 @@ def test_say_one_thing(semel: Semel, options: tuple[str, ...]) -> None:
     assert "either --applied RESULT or --not-applied" in ended.stderr
 
 
-@pytest.mark.parametrize("result", ["", "ch_1", "{id: 7}", "NaN", "[1, Infinity]", "[" * 100_000])
+@pytest.mark.parametrize("result", ["", "ch_1", "{id: 7}", "NaN", "[1, Infinity]", "[" * 100_000, '{"a": 1, "a": 2}'])
 def test_result_that_is_not_json(semel: Semel, sqlite_url: str, result: str) -> None:
     """A result that is not JSON changes nothing, and one line says how to write it."""
     with closing(store(sqlite_url)) as keys:
         park(keys, CHARGING)
         ended = semel("keys", "resolve", "key", "--applied", result, "--store", sqlite_url, "--yes")
         assert ended.returncode == 2
-        assert "RESULT is not JSON" in ended.stderr
+        assert "Quote it for the shell" in ended.stderr
         assert ended.stderr.count("\n") == 1
         record = look(keys)
         assert record is not None

@@ -142,6 +142,21 @@ def works(request: pytest.FixtureRequest, environment: dict[str, str], tmp_path:
     made.close()
 
 
+def test_a_factory(tmp_path: Path, sqlite_url: str, plain_environment: dict[str, str]) -> None:
+    """The app may be made by a function, as servers let it be."""
+    with store(sqlite_url) as keys:
+        keys.migrate()
+    code = "from tests.cli import jobs\ndef create_app(): return jobs.wsgi"
+    (tmp_path / "shop.py").write_text(code)
+    works = Works(sqlite_url, tmp_path, plain_environment)
+    try:
+        process = works.start("semel", "work", "--app", "shop:create_app()")
+        assert process.stdout is not None
+        assert "finishing every 1s" in process.stdout.readline(), works.log
+    finally:
+        works.close()
+
+
 @EACH_ONCE
 def test_sigterm_in_the_middle_of_a_job(works: Works, app: str) -> None:
     """The job under way ends, nothing new is begun, and the exit is in order."""

@@ -9,7 +9,7 @@ from semel.flows.ports import Ports
 from semel.flows.upkeep import SweepReport
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.work import AsyncBacklog, AsyncWorkers, Backlog, Plan, StoreService, Workers
-from semel.work.service import S_co, as_json
+from semel.work.service import S_co, facts_of
 
 HANG_SECONDS = 60
 
@@ -62,4 +62,4 @@ def test_the_plan() -> None:
 
 def test_a_report_for_machines() -> None:
     """A report can be read by a program: its fields, with the error as text."""
-    assert as_json(SweepReport(freed=2)) == '{"freed": 2, "parked": 0, "left": 0, "error": null}'
+    assert facts_of(SweepReport(freed=2)) == {"freed": 2, "parked": 0, "left": 0, "error": None}

@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Protocol
 from urllib.parse import urlsplit
 
 import typer
 
 from semel.errors import ConfigurationError
-from semel.stores import Store, store
+from semel.stores import AsyncStore, Store, async_store, store, without_driver
 from semel.stores.encrypted.value import plain
 from semel.stores.sqlite.file import Place, has_table, locate
 
@@ -24,6 +24,26 @@ USUAL_FILE = Path("semel.db")
 StoreOption = Annotated[
     str | None, typer.Option("--store", metavar="URL", help=f"The store; else {VARIABLE}, else ./{USUAL_FILE}.")
 ]
+
+
+class Project(Protocol):
+    """A project that has a store: ``manage.py semel`` is about it, where no other store is named."""
+
+    #: What is typed to run these commands.
+    program: str
+
+    def opened(self) -> Store:
+        """Return a store for threads."""
+
+    def async_opened(self) -> AsyncStore:
+        """Return one for an event loop."""
+
+    def application(self) -> Any:
+        """Return the application."""
+
+
+#: The project whose program this is, if it is one.
+project: Project | None = None
 
 _STRAY_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
@@ -53,10 +73,26 @@ def found(url: str | None) -> str:
     return which
 
 
+def given(url: str | None) -> str | Store:
+    """Return the URL of the store that was typed; else the project's store; else what ``found`` says."""
+    return found(url) if project is None or url is not None else project.opened()
+
+
+def made(url: str | None) -> Store:
+    """Return that store for threads. A missing file is not created."""
+    which = given(url)
+    return which if isinstance(which, Store) else store(which)
+
+
+def async_made(url: str | None) -> AsyncStore:
+    """Return it for an event loop."""
+    return async_store(found(url)) if project is None or url is not None else project.async_opened()
+
+
 @contextmanager
 def opened(url: str | None) -> Iterator[Store]:
-    """Open the store for reading: the one that was typed or set, else the usual file. A missing file is not created."""
-    keys = store(found(url))
+    """Open the store, and close it afterwards."""
+    keys = made(url)
     try:
         yield keys
     finally:
@@ -80,7 +116,7 @@ def checked(url: str) -> str:
         raise _unreadable() from None
     if _STRAY_PERCENT.search(url):
         raise _unreadable()
-    return url
+    return without_driver(url)
 
 
 def _unreadable() -> ConfigurationError:

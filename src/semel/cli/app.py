@@ -67,7 +67,18 @@ def _command(name: str, made: Any) -> Any:
     else:
         around.command(name, cls=JudgingCommand if name in JUDGING else None)(made)
     commands: Any = typer.main.get_command(around)
-    return commands.commands[name]
+    command = commands.commands[name]
+    for each in (command, *getattr(command, "commands", {}).values()):
+        _show_flags(each.get_params(typer.Context(each)))
+    return command
+
+
+def _show_flags(params: list[Any]) -> list[Any]:
+    """Show no ``<bool>`` behind flags: it would look as if they took a value."""
+    for each in params:
+        if getattr(each, "is_flag", False):
+            each.metavar = ""
+    return params
 
 
 class Commands(TyperGroup):
@@ -78,11 +89,14 @@ class Commands(TyperGroup):
         super().__init__(**settings)
         self.commands: Any = _Found(self.commands)
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the options before a command."""
+        return _show_flags(super().get_params(ctx))
+
 
 app = typer.Typer(
     cls=Commands,
     help="Semel makes HTTP APIs safe to retry. Stores are named by URL, here or in SEMEL_STORE.",
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # main.py prints one line for an error.
 )

@@ -5,11 +5,14 @@ It serves no port. Its lifespan start-up is run, because a handler may need what
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import importlib
+import inspect
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import semel.asgi
@@ -31,10 +34,16 @@ def load(spec: str) -> tuple[Any, Middleware]:
 
 
 def imported(spec: str) -> Any:
-    """Import the app that *spec* names."""
+    """Import the app that *spec* names, or have its factory make it, as ``gunicorn`` and ``flask`` do:
+    ``shop:app``, ``shop:create_app()``, ``shop:create_app("test")``, ``shop:create_app``.
+    """
     module, _, name = spec.partition(":")
-    if not name or not all(part.isidentifier() for part in module.split(".")):
-        raise ConfigurationError(f"{spec!r} is not the name of an app. Write it as module:name, such as shop.main:app.")
+    path, given = _parsed(name)
+    if not path or not all(part.isidentifier() for part in module.split(".")):
+        raise ConfigurationError(
+            f"{spec!r} is not the name of an app. Write it as module:name, such as shop.main:app, or with a function "
+            "that makes the app, such as 'shop.main:create_app()'."
+        )
     sys.path.insert(0, "")  # As servers do: the module is looked for in the current folder.
     try:
         app: Any = importlib.import_module(module)
@@ -42,11 +51,64 @@ def imported(spec: str) -> Any:
         if error.name not in {module, module.partition(".")[0]}:
             raise ConfigurationError(f"{module} can't be imported: {error}") from error
         raise ConfigurationError(f"There is no module {module!r} that can be imported from this folder.") from error
-    for part in name.split("."):
+    for part in path:
         if not hasattr(app, part):
-            raise ConfigurationError(f"{module} has no {name!r}.")
+            raise ConfigurationError(f"{module} has no {'.'.join(path)!r}.")
         app = getattr(app, part)
-    return app
+    if given is None and not _is_factory(spec, app):
+        return app
+    arguments, named = given or ((), {})
+    made = app(*arguments, **named)
+    if inspect.iscoroutine(made):
+        made.close()
+    if not callable(made):
+        raise ConfigurationError(f"{spec} made {type(made).__name__}, and that is no app.")
+    return made
+
+
+def _parsed(name: str) -> tuple[list[str], tuple[list[Any], dict[str, Any]] | None]:
+    """Return what leads to an app, or to what makes it, and what that is given; None: it is not called."""
+    try:
+        found: Any = ast.parse(name, mode="eval").body
+        given = None
+        if isinstance(found, ast.Call):
+            named = {str(each.arg): ast.literal_eval(each.value) for each in found.keywords}
+            given = [ast.literal_eval(each) for each in found.args], named
+            found = found.func
+    except (SyntaxError, ValueError):
+        return [], None
+    path: list[str] = []
+    while isinstance(found, ast.Attribute):
+        path.insert(0, found.attr)
+        found = found.value
+    return ([found.id, *path] if isinstance(found, ast.Name) else []), given
+
+
+def _is_factory(spec: str, app: Any) -> bool:
+    """Whether it is a function that makes an app: it can be called with nothing. An app is given two or three things,
+    and what takes any number is an app that something is wrapped around.
+    """
+    if not inspect.isroutine(app) and not isinstance(app, partial):
+        return False
+    try:
+        signature = inspect.signature(app)
+    except (TypeError, ValueError):
+        return False
+    if any(each.kind is each.VAR_POSITIONAL for each in signature.parameters.values()):
+        return False
+    if _takes(signature, 0):
+        return True
+    if _takes(signature, 2) or _takes(signature, 3):
+        return False
+    raise ConfigurationError(f"{spec} is no app, and to make one it needs arguments. Write them: '{spec}(\"test\")'.")
+
+
+def _takes(signature: inspect.Signature, count: int) -> bool:
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
 
 
 def middleware_of(app: Any) -> Middleware:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import socket
 import sys
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from ipaddress import ip_address
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 from urllib.parse import quote
 
 import typer
 
-from semel.cli.address import StoreOption, found
+from semel.cli.address import StoreOption, given
 from semel.cli.main import is_of
 from semel.cli.metrics import MetricsOption, served
 from semel.errors import ConfigurationError, SemelError
@@ -33,6 +34,8 @@ _OTHER_HOST = (
     b"Behind a proxy, give it the name that browsers use: semel console --host NAME\n"
 )
 MAX_PORT = 65535
+#: They are the way to end it.
+STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 def console(
@@ -64,7 +67,7 @@ def console(
         raise ConfigurationError(_NEEDED) from None
     token = os.environ.get(VARIABLE, "").strip() or secrets.token_urlsafe(24)
     roles = ["read", *(() if read_only else ("act",)), *(("bodies",) if bodies else ())]
-    app = Console(found(store), auth=Token(token, name=this_user(), roles=roles), path=path)
+    app = Console(given(store), auth=Token(token, name=this_user(), roles=roles), path=path)
     base = "/" + "/".join(part for part in path.split("/") if part)
     # Neither the access log nor the server's own name: a log would have the keys that are looked at.
     config = uvicorn.Config(
@@ -149,9 +152,15 @@ class _Server:
                 "can read what is sent. Put a server with TLS in front of it.",
                 file=sys.stderr,
             )
+        for each in STOPPING:  # Before uvicorn has handlers of its own, and again when it has ended: it sends it anew.
+            signal.signal(each, _end)
         print(f"The console is at http://{host}:{port}{self._place}")
         print("This link has the token, and is printed once. Ctrl-C ends the console.", flush=True)
         self._server.run(sockets=[bound])
+
+
+def _end(*_: object) -> NoReturn:
+    sys.exit(0)
 
 
 def _bound(config: Any) -> Any:

@@ -24,6 +24,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
+from semel.cli import address
 from semel.cli.address import USUAL_FILE, VARIABLE, checked, named
 from semel.cli.application import imported
 from semel.cli.judging import USAGE, JudgingCommand, end
@@ -68,7 +69,12 @@ def run(
         typer.Argument(metavar="[URL]", help=f"The store; else that of --app, else {VARIABLE}, else ./{USUAL_FILE}."),
     ] = None,
     app_name: Annotated[
-        str | None, typer.Option("--app", metavar="MODULE:NAME", help="An application to look into, too.")
+        str | None,
+        typer.Option(
+            "--app",
+            metavar="MODULE:NAME",
+            help="An application to look into, too, or what makes it: 'shop:create_app()'.",
+        ),
     ] = None,
     fail_on: Annotated[
         Severity, typer.Option("--fail-on", metavar="error|warning", help="Which checks the exit status counts.")
@@ -86,6 +92,8 @@ def run(
     try:
         with _kept_apart() if app_name else nullcontext():
             application = _imported(app_name) if app_name else None
+            if address.project is not None and application is None and url is None:
+                application = address.project.application()
             report = examine(_store(url, has_app=application is not None), app=application, only=only or ())
     except (ConfigurationError, ImportError) as error:
         end(error)

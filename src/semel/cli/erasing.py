@@ -12,7 +12,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from semel import stores
-from semel.cli.address import StoreOption, found
+from semel.cli.address import StoreOption, given, made
 from semel.cli.finding import spellings
 from semel.cli.output import JsonOption, counting
 from semel.cli.resolving import YesOption
@@ -87,8 +87,7 @@ def erase_scope(
 
 
 def _store(url: str | None, cache: str | None, namespace: str | None) -> Store:
-    where = found(url)
-    return stores.store(where if cache is None else Tiered(where, cache, memory=0, namespace=namespace))
+    return made(url) if cache is None else stores.store(Tiered(given(url), cache, memory=0, namespace=namespace))
 
 
 def _looked_for(keys: Store, scope: str) -> tuple[str, EraseReport]:

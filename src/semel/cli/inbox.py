@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -20,7 +20,7 @@ from rich.text import Text
 from semel.cli.address import StoreOption, opened
 from semel.cli.finding import spellings
 from semel.cli.lists import Listing, WatchOption, show_list
-from semel.cli.output import JsonOption, brief, pasteable, put, relative, safe, typed
+from semel.cli.output import JsonOption, brief, iso, pasteable, put, relative, safe, typed
 from semel.cli.resolving import YesOption
 from semel.cli.showing import STUCK_STYLE, Line, next_steps_of, sheet_of, trail_facts, trail_lines
 from semel.core.commands import Open, ReadTrail, Undo
@@ -235,9 +235,9 @@ def _facts(listed: Listed) -> dict[str, Any]:
         "attempts": receipt.attempts,
         "error": receipt.error,
         "digest": None if receipt.digest is None else receipt.digest.hex(),
-        "received_at": _iso(listed.received_at),
-        "changed_at": _iso(listed.changed_at),
-        "read_at": _iso(listed.now),
+        "received_at": iso(listed.received_at),
+        "changed_at": iso(listed.changed_at),
+        "read_at": iso(listed.now),
     }
 
 
@@ -246,8 +246,4 @@ def _shortened(text: str) -> str:
 
 
 def _time(listed: Listed, moment: float) -> Text:
-    return Text(f"{_iso(moment)} ({relative(timedelta(seconds=moment - listed.now))})")
-
-
-def _iso(moment: float) -> str:
-    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds")
+    return Text(f"{iso(moment)} ({relative(timedelta(seconds=moment - listed.now))})")

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from semel.cli.lists import Listing, WatchOption, show_list
-from semel.cli.output import JsonOption, brief, relative, safe
+from semel.cli.output import JsonOption, brief, iso, relative, safe
 from semel.cli.resolving import YesOption
 from semel.client import Entry, Journal, Resumed, resuming
 from semel.client.httpx import IdempotentTransport
@@ -65,7 +65,7 @@ def list_entries(
 
         def read() -> Listing:
             entries = journal.entries(state.value if state else None)
-            facts = [dataclasses.asdict(entry) for entry in entries]
+            facts = [_facts(entry) for entry in entries]
             return Listing(facts, _table(entries, time.time()) if entries else None, "No entries.")
 
         show_list(read, as_json=as_json, watch=watch)
@@ -172,6 +172,11 @@ def _header(given: str) -> tuple[str, str]:
     if found and variable not in os.environ:
         raise ConfigurationError(f"--header names the variable {variable!a}, which is not set.")
     return name, before + os.environ[variable] if found else said
+
+
+def _facts(entry: Entry) -> dict[str, Any]:
+    facts = dataclasses.asdict(entry)
+    return facts | {name: iso(facts[name]) for name in ("first_at", "not_after", "ended_at")}
 
 
 def _line(resumed: Resumed) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from semel.cli.output import put, safe
+from semel.cli.output import has_reader, put, safe
 from semel.errors import StoreUnavailable
 
 #: How long a list stands before it is read again. An operator looks at it; a store hardly notices.
@@ -53,9 +52,6 @@ def show_list(read: Callable[[], Listing], *, as_json: bool, watch: bool) -> Non
             _watch(read)
     except KeyboardInterrupt:
         pass  # the way to end it
-    except BrokenPipeError:
-        # What read it has gone, as head does. Python would say so once more when it flushes at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print(found: Listing, *, as_json: bool, end: str = "") -> None:
@@ -69,7 +65,7 @@ def _print(found: Listing, *, as_json: bool, end: str = "") -> None:
 
 
 def _repeat(read: Callable[[], Listing], tell: Callable[[Listing], None]) -> None:
-    while True:
+    while has_reader():
         try:
             found = read()
         except StoreUnavailable as error:

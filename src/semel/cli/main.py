@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
+from semel import __version__
 from semel.core.text import safe
 from semel.errors import ConfigurationError, SemelError
 
@@ -13,18 +15,24 @@ FAILURE = 1
 USAGE = 2
 
 
-def main() -> None:
-    """Run the command line that this process was started with."""
+def main(arguments: Sequence[str] | None = None, program: str = "semel") -> None:
+    """Run the command line that this process was started with, or another."""
+    typed = list(sys.argv[1:] if arguments is None else arguments)
+    if typed in (["--version"], ["version"]):  # The question is how this is installed, perhaps without the extra.
+        print(f"semel {__version__}")
+        return
     try:
         import rich  # noqa: F401, PLC0415 - needs the extra semel[cli]
 
         from semel.cli.app import app  # noqa: PLC0415 - as above
+        from semel.cli.output import keep_writing  # noqa: PLC0415 - as above
     except ModuleNotFoundError as missing:
         if not is_of(missing, "rich", "typer"):
             raise
-        _end("The command line needs typer and rich. Run: pip install 'semel[cli]'", USAGE)
+        _end("The command line needs typer and rich. Run: pip install 'semel[cli]' (in a checkout: '.[cli]')", USAGE)
+    sys.stdout = keep_writing(sys.stdout)
     try:
-        app(prog_name="semel")
+        app(args=typed, prog_name=program)
     except (ConfigurationError, ImportError) as error:
         _end(error, USAGE)
     except SemelError as error:

@@ -20,9 +20,9 @@ from rich.text import Text
 
 from semel.cli.address import StoreOption, opened
 from semel.cli.lists import Listing, WatchOption, show_list
-from semel.cli.output import JsonOption, as_text, brief, hex_dump, put, safe
+from semel.cli.output import JsonOption, as_text, brief, hex_dump, iso, put, safe
 from semel.cli.resolving import YesOption
-from semel.cli.showing import Line, next_steps_of, sheet_of
+from semel.cli.showing import Line, next_steps_of, sheet_of, trail_facts
 from semel.core.commands import Now, ReadTrail
 from semel.core.outbox import check_name
 from semel.core.record import Entry
@@ -97,7 +97,7 @@ def list_messages(
                     messages += _carry_out(keys, statements.browse(each, to, left))
             now = keys.perform(Now()).timestamp()
             hints = _hints(keys, messages, now)
-            facts = [_facts(each) | {"hint": _hint(each, now, hints)} for each in messages]
+            facts = [_facts(each) | {"read_at": iso(now), "hint": _hint(each, now, hints)} for each in messages]
             return Listing(facts, _table(messages, now, hints) if messages else None, "No messages.")
 
         show_list(read, as_json=as_json, watch=watch)
@@ -119,7 +119,7 @@ def show(
         now = keys.perform(Now()).timestamp()
         hint = _hint(whole.stored, now, _hints(keys, [whole.stored], now))
     if as_json:
-        print(json.dumps(_all_facts(whole, trail, with_body=body) | {"hint": hint}, indent=2))
+        print(json.dumps(_all_facts(whole, trail, with_body=body) | {"read_at": iso(now), "hint": hint}, indent=2))
         return
     said, commands = next_steps_of(hint) if hint else _next(whole.stored)
     put(sheet_of([*_lines(whole, trail, now), *said]), *commands)
@@ -298,9 +298,9 @@ def _facts(stored: Stored) -> dict[str, Any]:
         "state": stored.state,
         "is_taken": stored.is_taken,
         "attempts": stored.attempts,
-        "created_at": stored.created_at,
-        "due_at": stored.due_at,
-        "ended_at": stored.ended_at,
+        "created_at": iso(stored.created_at),
+        "due_at": iso(stored.due_at),
+        "ended_at": iso(stored.ended_at),
         "error": stored.error,
         "size": stored.size,
     }
@@ -311,10 +311,7 @@ def _all_facts(whole: Whole, trail: tuple[Entry, ...], *, with_body: bool) -> di
         "content_type": whole.content_type,
         "headers": [list(pair) for pair in whole.headers],
         "traceparent": whole.traceparent,
-        "trail": [
-            {"at": entry.at.isoformat(), "event": entry.event, "actor": entry.actor, "detail": entry.detail}
-            for entry in trail
-        ],
+        "trail": trail_facts(trail),
     }
     if with_body:
         facts["payload"] = as_text(whole.payload)

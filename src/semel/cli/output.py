@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from datetime import UTC, datetime
+from typing import Annotated, Any, TextIO, overload
 
 import typer
 from rich.console import Console
@@ -20,7 +22,10 @@ __all__ = [
     "as_typed",
     "brief",
     "counting",
+    "has_reader",
     "hex_dump",
+    "iso",
+    "keep_writing",
     "log_to_stderr",
     "pasteable",
     "put",
@@ -40,6 +45,22 @@ PIPE_WIDTH = 10_000
 def width() -> int:
     """Return the width of the terminal in columns."""
     return Console().width if sys.stdout.isatty() else PIPE_WIDTH
+
+
+@overload
+def iso(moment: float | datetime) -> str: ...
+
+
+@overload
+def iso(moment: None) -> None: ...
+
+
+def iso(moment: float | datetime | None) -> str | None:
+    """Write a time, of UTC, as every command does: in milliseconds, for people and for programs."""
+    if moment is None:
+        return None
+    when = moment if isinstance(moment, datetime) else datetime.fromtimestamp(moment, UTC)
+    return when.isoformat(timespec="milliseconds")
 
 
 def log_to_stderr() -> None:
@@ -65,6 +86,42 @@ def put(*parts: Any) -> None:
         console.print(*parts, sep="\n")
     # Cells are padded with blanks, which a program does not need.
     print("\n".join(line.rstrip() for line in capture.get().splitlines()))
+
+
+class _Output(io.FileIO):
+    """Standard output. Where its reader has gone, as head does, what is written is dropped: a command that changes
+    something does all of it, whoever reads along, and its exit status says what came of it.
+    """
+
+    has_reader = True
+
+    def write(self, data: Any) -> int:
+        """Write, or drop."""
+        if self.has_reader:
+            try:
+                return super().write(data)
+            except BrokenPipeError:
+                self.has_reader = False
+        return len(data)
+
+
+def keep_writing(out: TextIO) -> TextIO:
+    """Return *out*, as one that does not end with its reader. A terminal is left as it is."""
+    if out.isatty():
+        return out
+    try:
+        raw = _Output(out.fileno(), "wb", closefd=False)
+    except (OSError, ValueError):  # It is no file, or closed.
+        return out
+    out.flush()
+    return io.TextIOWrapper(io.BufferedWriter(raw), encoding=out.encoding, errors=out.errors)
+
+
+def has_reader() -> bool:
+    """Whether anything still reads what is printed."""
+    sys.stdout.flush()
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    return not isinstance(raw, _Output) or raw.has_reader
 
 
 @contextmanager

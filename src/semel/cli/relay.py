@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,19 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from semel.cli.address import StoreOption, found
+from semel.cli.address import StoreOption, async_made
 from semel.cli.metrics import MetricsOption, served
 from semel.cli.output import JsonOption, log_to_stderr
 from semel.core.outbox import check_name
 from semel.errors import ConfigurationError
 from semel.flows.relay import MAX_BATCH, RelayReport
 from semel.publishers import Publisher, publisher
-from semel.stores import AsyncStore, Store, async_store
+from semel.stores import AsyncStore, Store
 from semel.work import AsyncWorkers
 from semel.work.plan import duration
 from semel.work.relay import Relay
-from semel.work.service import AsyncService
-from semel.work.service import as_json as spelled
+from semel.work.service import AsyncService, facts_of
 
 if TYPE_CHECKING:
     from semel.work.webhooks import Webhooks, WebhooksReport
@@ -94,9 +94,11 @@ def relay(
     log_to_stderr()
     to_webhooks = {"allow_private": allow_private} if webhooks else None
     with served(metrics):
-        reports = asyncio.run(_relay(found(store), destinations, once=once, webhooks=to_webhooks))
-    for report in reports:
-        print(spelled(report) if as_json else report)
+        reports = asyncio.run(_relay(store, destinations, once=once, webhooks=to_webhooks))
+    if as_json:
+        print(json.dumps([facts_of(report) for report in reports]))
+    else:
+        print(*reports, sep="\n", end="\n" if reports else "")
     failed = next((report for report in reports if report.error or report.unreachable), None)
     if isinstance(failed, RelayReport):
         raise failed.error or ConfigurationError(f"{failed.to} can't be reached: {failed.unreachable}")
@@ -105,9 +107,9 @@ def relay(
 
 
 async def _relay(
-    url: str, destinations: Destinations, *, once: bool, webhooks: dict[str, Any] | None
+    url: str | None, destinations: Destinations, *, once: bool, webhooks: dict[str, Any] | None
 ) -> list[RelayReport | WebhooksReport]:
-    store = async_store(url)
+    store = async_made(url)
     relays = destinations.relays(store)
     names = ", ".join(each.to for each in relays)
     endpoints: list[Webhooks] = []

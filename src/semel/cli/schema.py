@@ -5,13 +5,14 @@ statement locks, are in ``stores/``.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
+from semel.cli import address
 from semel.cli.address import VARIABLE, checked, required
 from semel.cli.output import JsonOption
 from semel.errors import ConfigurationError
@@ -61,10 +62,12 @@ def migrate(
     """Make or update the tables of a store. Safe to repeat, to interrupt, and to run from several places at once."""
     if url and also and url != also:
         raise ConfigurationError("Two stores were given. Migrate one at a time.")
+    if address.project is not None and not (url or also) and address.project.opened().is_callers:
+        raise ConfigurationError("In Django, Semel's migrations are Django's. Run: python manage.py migrate semel")
     which = required(url or also)
     if not plan:
-        lines = migrated(which, with_post=post, layout=layout) or [NOTHING]
-        print(json.dumps({"done": lines}) if as_json else "\n".join(lines))
+        done = migrated(which, with_post=post, layout=layout)
+        print(json.dumps(asdict(done)) if as_json else done)
         return
     missing = planned(which, with_post=post, layout=layout)
     if as_json:
@@ -77,19 +80,34 @@ def migrate(
         print(NOTHING)
 
 
-def migrated(url: str, *, with_post: bool = False, layout: Layout | None = None) -> list[str]:
-    """Bring the store at *url* up to date; return a line for each migration, and what else there is to know."""
+@dataclass(frozen=True)
+class Migrated:
+    """What was done, and what else there is to know."""
+
+    applied: tuple[str, ...]
+    #: Is done once no old code runs.
+    left: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """Say it, a line for each."""
+        lines = [f"{name} applied" for name in self.applied]
+        lines += [*self.notes, *(f"{name} is left, for later: semel migrate --post" for name in self.left)]
+        return "\n".join(lines) or NOTHING
+
+
+def migrated(url: str, *, with_post: bool = False, layout: Layout | None = None) -> Migrated:
+    """Bring the store at *url* up to date."""
     keys = store(checked(url))
     keys.migrates_post = with_post
     try:
         if layout is not None:
             keys.plan_layout(layout)  # A store that has none refuses before anything is changed.
-        lines = [f"{name} applied" for name in keys.migrate()]
-        if lines and keys.has_neighbours():
-            lines.append(NEIGHBOURS)
+        applied = keys.migrate()
+        notes = [NEIGHBOURS] if applied and keys.has_neighbours() else []
         keys.migrates_post = True
-        lines += [] if layout is None else keys.lay_out(layout)
-        return [*lines, *(f"{left.name} is left, for later: semel migrate --post" for left in keys.plan())]
+        notes += [] if layout is None else keys.lay_out(layout)
+        return Migrated(tuple(applied), tuple(left.name for left in keys.plan()), tuple(notes))
     finally:
         keys.close()
 

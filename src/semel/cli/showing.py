@@ -11,7 +11,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from semel.cli.output import as_text, brief, hex_dump, pasteable, relative, safe, typed, unfolded, width
+from semel.cli import address
+from semel.cli.output import as_text, brief, hex_dump, iso, pasteable, relative, safe, typed, unfolded, width
 from semel.core.derive import derive
 from semel.core.message import Request
 from semel.core.operator import outcome_of
@@ -131,14 +132,15 @@ def next_steps(record: Record) -> tuple[list[Line], list[Text]]:
 
 def next_steps_of(said: str, *commands: str) -> tuple[list[Line], list[Text]]:
     """Return the last line of a sheet, and *commands* to be printed below it."""
-    return [("next", Text(said))], [unfolded(f"  {each}") for each in commands]
+    program = address.project.program if address.project else "semel"
+    return [("next", Text(said))], [unfolded(f"  {program}{each.removeprefix('semel')}") for each in commands]
 
 
 def trail_lines(trail: tuple[Entry, ...]) -> Iterator[Line]:
     """Return what happened: when, in which attempt, what, and by which process or operator, if known."""
     for number, entry in enumerate(trail):
         said = f"{entry.event} ({entry.detail})" if entry.detail else entry.event
-        line = f"{_iso(entry.at)}  attempt {entry.attempt}  {safe(said)}"
+        line = f"{iso(entry.at)}  attempt {entry.attempt}  {safe(said)}"
         yield "" if number else "trail", Text(f"{line}  by {safe(entry.actor)}" if entry.actor else line)
 
 
@@ -170,11 +172,11 @@ def facts_of(record: Record) -> dict[str, Any]:
         "request_line": record.request_line or None,
         "progress": record.milestone.fraction if record.milestone else None,
         "note": record.milestone.note if record.milestone else None,
-        "created_at": _iso(record.created_at),
-        "lease_expires_at": _iso(record.lease_expires_at),
-        "completed_at": _iso(record.completed_at),
-        "expires_at": _iso(record.expires_at),
-        "read_at": _iso(record.read_at),
+        "created_at": iso(record.created_at),
+        "lease_expires_at": iso(record.lease_expires_at),
+        "completed_at": iso(record.completed_at),
+        "expires_at": iso(record.expires_at),
+        "read_at": iso(record.read_at),
         "is_stuck": record.is_stuck,
         "is_free": record.is_free,
         "is_expired": record.is_expired,
@@ -208,7 +210,7 @@ def trail_facts(trail: tuple[Entry, ...]) -> list[dict[str, Any]]:
     """Return what happened, line by line. Lines from the record itself have no actor."""
     return [
         {
-            "at": _iso(entry.at),
+            "at": iso(entry.at),
             "attempt": entry.attempt,
             "event": entry.event,
             "actor": entry.actor or None,
@@ -294,8 +296,4 @@ def _status(record: Record) -> str:
 
 
 def _time(record: Record, moment: datetime, style: str = "") -> Text:
-    return Text(f"{_iso(moment)} ({relative(moment - record.read_at)})", style)
-
-
-def _iso(moment: datetime | None) -> str | None:
-    return None if moment is None else moment.isoformat(timespec="milliseconds")
+    return Text(f"{iso(moment)} ({relative(moment - record.read_at)})", style)

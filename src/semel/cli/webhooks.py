@@ -9,7 +9,7 @@ import json
 import secrets as chance
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -20,7 +20,7 @@ from rich.text import Text
 from semel.cli.address import StoreOption, opened
 from semel.cli.finding import spellings
 from semel.cli.lists import Listing, WatchOption, show_list
-from semel.cli.output import JsonOption, brief, safe, typed
+from semel.cli.output import JsonOption, brief, iso, safe, typed
 from semel.core.delivery import Endpoint
 from semel.core.operator import ReasonNotKept
 from semel.core.webhook import KEY_BYTES, new_keys, new_secret
@@ -183,11 +183,7 @@ def _facts(endpoint: Endpoint) -> dict[str, Any]:
         "secrets": list(endpoint.secrets),
         "state": "on" if endpoint.is_on else "off",
         "reason": endpoint.reason,
-        "failing_since": _iso(endpoint.failing_since),
-        "created_at": _iso(endpoint.created_at),
-        "read_at": _iso(endpoint.now),
+        "failing_since": iso(endpoint.failing_since),
+        "created_at": iso(endpoint.created_at),
+        "read_at": iso(endpoint.now),
     }
-
-
-def _iso(seconds: float | None) -> str | None:
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")

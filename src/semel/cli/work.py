@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -21,14 +22,12 @@ from semel.core.commands import Command, Reaped
 from semel.core.upkeep import MAX_ATTEMPTS, MAX_BATCH
 from semel.errors import ConfigurationError
 from semel.flows.receive import InboxReport
-from semel.flows.upkeep import ReapReport, SweepReport
 from semel.stores import Store
 from semel.stores.dialect import keeps_messages
 from semel.work import AsyncBacklog, AsyncWorkers, Backlog, InboxReaper, Plan, Reaper, Surveyor, Sweeper, Workers
 from semel.work.backlog import CONCURRENCY, looks_every
 from semel.work.plan import duration
-from semel.work.service import ServicePorts
-from semel.work.service import as_json as spelled
+from semel.work.service import ServicePorts, facts_of
 
 AuditOption = Annotated[str, typer.Option(metavar="TIME", help="How long the audit trail is kept: 90d, 12h.")]
 InboxOption = Annotated[
@@ -38,7 +37,9 @@ BatchOption = Annotated[int, typer.Option(min=1, help="How many records one stat
 
 AppOption = Annotated[
     str | None,
-    typer.Option(metavar="MODULE:NAME", help="The app. With it, operations with a stored request are finished."),
+    typer.Option(
+        metavar="MODULE:NAME", help="The app, or what makes it: operations with a stored request are finished by it."
+    ),
 ]
 
 T = TypeVar("T")
@@ -80,7 +81,9 @@ def sweep(
         sweeper = _CountingSweeper(keys)
         sweeper.count = count
         report = sweeper.run_once()
-    _put(report, as_json=as_json)
+    print(json.dumps(facts_of(report)) if as_json else report)
+    if report.error is not None:  # A run that was cut short is a failure.
+        raise report.error
 
 
 def reap(
@@ -98,11 +101,17 @@ def reap(
             reaper = _CountingReaper(keys, audit_retention=kept, batch=batch)
             reaper.count = count
             report = reaper.run_once()
-        _put(report, as_json=as_json)
-        if keeps_messages(keys):
+        receipts = InboxReport()
+        if report.error is None and keeps_messages(keys):
             receipts = InboxReaper(keys, retention=known, batch=batch).run_once()
-            if not receipts.is_idle:
-                _put(receipts, as_json=as_json)
+    if as_json:
+        print(json.dumps(facts_of(report) | {"inbox": facts_of(receipts)}))
+    else:
+        print(report)
+        if not receipts.is_idle:
+            print(receipts)
+    if (error := report.error or receipts.error) is not None:
+        raise error
 
 
 def work(
@@ -210,10 +219,3 @@ def _until_stopped(workers: Workers, said: str, drain: Callable[[], None] = lamb
     print(f"{name}: finishing the current runs.", flush=True)
     drain()
     workers.stop()
-
-
-def _put(report: SweepReport | ReapReport | InboxReport, *, as_json: bool) -> None:
-    """Print *report*; a run that was cut short is a failure."""
-    print(spelled(report) if as_json else report)
-    if report.error is not None:
-        raise report.error

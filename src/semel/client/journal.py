@@ -382,7 +382,7 @@ class Journal:
     def _explained(self, error: sqlite3.Error, *, end: str) -> JournalError:
         if getattr(error, "sqlite_errorcode", 0) & _PRIMARY == sqlite3.SQLITE_FULL:
             return JournalFull(f"{self.path} can't grow: the disk is full.{end}")
-        return JournalError(f"The journal can't be used: {explained(error, self.path)}{end}")
+        return JournalError(f"The journal can't be used: {explained(error, self._connection.place)}{end}")
 
 
 class _Stored:

@@ -18,12 +18,22 @@ from semel.core.commands import Note, Unpark, Verdict
 from semel.core.delivery import Endpoint
 from semel.core.inbox import ReceiptState
 from semel.core.message import one_line
-from semel.core.operator import ReasonNotKept, again_means, may_run_again, release_means, resolving_means
+from semel.core.operator import (
+    MAX_REASON,
+    ReasonNotKept,
+    ResultUnreadable,
+    again_means,
+    explanation,
+    may_run_again,
+    read_result,
+    release_means,
+    resolving_means,
+)
 from semel.core.record import NO_TOKEN, Hold, Record
-from semel.core.recovery import as_json, read_back
+from semel.core.recovery import read_back
 from semel.core.state import TERMINAL, State
 from semel.core.value import value
-from semel.errors import ConfigurationError, ResultNotJSON, SemelError
+from semel.errors import ConfigurationError, SemelError
 from semel.flows import upkeep
 from semel.guard.running import run
 from semel.stores.dialect import messages_of
@@ -32,9 +42,6 @@ from semel.stores.inbox import Change, InboxStatements, Listed
 from semel.stores.outbox import OutboxStatements, Whole
 from semel.stores.webhooks import EndpointStatements, note_endpoint
 from semel.work.service import ServicePorts
-
-#: Characters of a reason.
-MAX_REASON = 500
 
 
 class ChangedMeanwhile(SemelError):
@@ -230,7 +237,7 @@ class Actor:
                 verdict = run(upkeep.release, ports, hold)
             if verdict is Verdict.FENCED:
                 raise ChangedMeanwhile
-            self._explain(Note(hold, "explained", reason))
+            self._explain(explanation(hold, reason))
 
     def message(self, name: str, whole: Whole, form: dict[str, str], user: str) -> None:
         """Carry out an action on a dead letter."""
@@ -243,7 +250,7 @@ class Actor:
             if not self._reader.carry_out(change(id=stored.id, actor=actor, seen=stored)):
                 raise ChangedMeanwhile
             hold = Hold(f"outbox:{stored.to}", stored.id, stored.attempts, NO_TOKEN)
-            self._explain(Note(hold, "explained", reason))
+            self._explain(explanation(hold, reason))
 
     def receipt(self, name: str, listed: Listed, form: dict[str, str], user: str) -> None:
         """Carry out an action on a parked message of the inbox."""
@@ -256,7 +263,7 @@ class Actor:
             if self._reader.carry_out(statements.change(event, listed, actor)) is not Change.DONE:
                 raise ChangedMeanwhile
             hold = Hold(f"inbox:{listed.consumer}", listed.message_id, listed.receipt.attempts, NO_TOKEN)
-            self._explain(Note(hold, "explained", reason))
+            self._explain(explanation(hold, reason))
 
     def endpoint(self, name: str, endpoint: Endpoint, form: dict[str, str], user: str) -> None:
         """Turn an endpoint on or off."""
@@ -302,17 +309,9 @@ def reason_of(form: dict[str, str]) -> str:
 
 def _result(form: dict[str, str]) -> Any:
     try:
-        return as_json("result", json.loads(form.get("result", ""), object_pairs_hook=_members))
-    except (ValueError, ResultNotJSON, RecursionError):
-        raise FormIncomplete('The result is not JSON. Write {"id": 7}, "text", 7 or null.') from None
-
-
-def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse a name that is there twice: only one of the two values would be kept."""
-    members = dict(pairs)
-    if len(members) != len(pairs):
-        raise FormIncomplete("The result has two members with the same name.")
-    return members
+        return read_result(form.get("result", ""))
+    except ResultUnreadable as error:
+        raise FormIncomplete(f'{error} Write {{"id": 7}}, "text", 7 or null.') from None
 
 
 def find(actions: Sequence[Action], name: str) -> Action:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from typing import Any
 
+from semel.core.commands import Note
 from semel.core.commands.erasing import Left
 from semel.core.key import SHORT_LENGTH, digest_of
-from semel.core.record import Record
-from semel.core.recovery import Done, Step, read_back
+from semel.core.message import Answer, Headers, one_line
+from semel.core.record import Hold, Record
+from semel.core.recovery import Done, Step, as_json, read_back
 from semel.core.state import TERMINAL, State
 from semel.core.text import brief, pasteable
-from semel.errors import SemelError
+from semel.errors import ConfigurationError, ResultNotJSON, SemelError
 
 #: How many operations are listed that an erasure leaves.
 MAX_LISTED = 20
@@ -28,6 +33,23 @@ _TO_DO = {
 
 #: Why a record that has ended is left alone.
 ENDED = "This operation has ended. Its answer stays until it expires; a new operation needs a new key."
+
+
+#: Characters of a reason.
+MAX_REASON = 500
+
+#: A connection's own, made anew for each response, or one client's alone.
+_NOT_REPEATED = frozenset(
+    {b"connection", b"content-length", b"date", b"keep-alive", b"set-cookie", b"trailer", b"transfer-encoding"}
+)
+_HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t\x20-\x7e\x80-\xff]*)")
+_STATUSES = range(200, 600)
+#: With these, a response has no body.
+_EMPTY = frozenset({204, 205, 304})
+
+
+class ResultUnreadable(SemelError):
+    """The result is not JSON."""
 
 
 class ReasonNotKept(SemelError):
@@ -54,14 +76,65 @@ def release_means(record: Record) -> list[str]:
     return means
 
 
-def resolving_means(record: Record, *, is_applied: bool) -> str:
+def explanation(hold: Hold, reason: str) -> Note:
+    """Return the line of the audit trail that says why an operator did something."""
+    return Note(hold, "explained", one_line(reason.strip())[:MAX_REASON])
+
+
+def read_result(text: str) -> Any:
+    """Return the result that an operator has typed as JSON."""
+    try:
+        return as_json("the result", json.loads(text, object_pairs_hook=_members))
+    except (ValueError, ResultNotJSON, RecursionError):
+        raise ResultUnreadable("The result is not JSON.") from None
+
+
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse a name that is there twice: only one of the two values would be kept."""
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise ResultUnreadable("The result has two members with the same name.")
+    return members
+
+
+def read_headers(lines: Iterable[str]) -> Headers:
+    """Return the headers that an operator has typed as ``Name: value``."""
+    found = []
+    for line in lines:
+        match = _HEADER.fullmatch(line.strip())
+        if match is None:
+            raise ConfigurationError(f"{line!a} is no header. Write it as 'Location: /payments/7'.")
+        name = match[1].lower().encode()
+        if name in _NOT_REPEATED:
+            raise ConfigurationError(f"{match[1]} is a header of one response, and is never repeated. Leave it out.")
+        found.append((name, match[2].encode("latin-1")))
+    return tuple(found)
+
+
+def granted(result: Any, *, status: int = 200, headers: Headers = (), body: bytes | None = None) -> Answer:
+    """Return the answer that an operator gives: *result* as JSON, or *body* as it is."""
+    if status not in _STATUSES:
+        raise ConfigurationError(f"{status} is no status of an answer: these are 200 to 599.")
+    if status in _EMPTY:
+        return Answer(status, headers, b"")
+    if body is None:
+        # As steps are written: half of a surrogate pair is stored, too.
+        body = json.dumps(result, ensure_ascii=False).encode("utf-8", "backslashreplace")
+        if b"content-type" not in dict(headers):
+            headers = ((b"content-type", b"application/json"), *headers)
+    return Answer(status, headers, body)
+
+
+def resolving_means(record: Record, *, is_applied: bool, status: int = 200) -> str:
     """Say what follows if the operation, or its unknown effect, is said to have happened, or not."""
     progress = read_back(record.steps)
     step, point = progress.unknown, progress.recovery_point
     who = "A worker" if record.is_accepted else "A retry"
     if is_applied:
         if step is None:
-            return "The operation ends with status 200 and the result below. A retry will get it, and run nothing."
+            return (
+                f"The operation ends with status {status} and the result below. A retry will get it, and run nothing."
+            )
         return f"{step.name} is done, with the result below. {who} will go on after it."
     if point is None:
         return f"The operation did nothing. {who} will run the operation again from its beginning."

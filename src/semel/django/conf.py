@@ -116,6 +116,11 @@ class Settings:
         made = open_store(self.store) if self.store else DjangoStore(self.database, audit=self.audit)
         return open_store(Encrypted(made, self.encrypt)) if self.encrypt else made
 
+    def async_opened(self) -> AsyncStore:
+        """Return a store of its own for code on an event loop."""
+        made = open_async_store(self.store) if self.store else AsyncDjangoStore(self.database, audit=self.audit)
+        return open_async_store(Encrypted(made, self.encrypt)) if self.encrypt else made
+
     @property
     def routes(self) -> Routes:
         """What the middleware guards."""
@@ -228,9 +233,7 @@ def async_store() -> AsyncStore:
     global _async_store  # noqa: PLW0603 - as above
     with _lock:
         if _async_store is None:
-            said = settings()
-            made = open_async_store(said.store) if said.store else AsyncDjangoStore(said.database, audit=said.audit)
-            _async_store = open_async_store(Encrypted(made, said.encrypt)) if said.encrypt else made
+            _async_store = settings().async_opened()
         return _async_store
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +18,7 @@ from semel.stores import Store
 from semel.stores.base import this_user
 from semel.work import Reaper, Sweeper
 from semel.work.plan import duration
-from semel.work.service import ServicePorts
-from semel.work.service import as_json as spelled
+from semel.work.service import ServicePorts, facts_of
 
 #: The same as in ``semel reap``.
 AUDIT_RETENTION = "90d"
@@ -59,7 +59,7 @@ def told(run: Callable[[], SweepReport | ReapReport], *, as_json: bool) -> str:
         report = run()
     except SemelError as error:
         raise CommandError(str(error)) from error
-    said = spelled(report) if as_json else str(report)
+    said = json.dumps(facts_of(report)) if as_json else str(report)
     if report.error is not None:
         raise CommandError(said) from report.error
     return said

@@ -120,7 +120,7 @@ def _run(checks: Iterable[Check], subjects: dict[Kind, Any], limits: Limits) -> 
             findings[check.name] = Finding(check, Verdict.CANNOT_TELL, reason, check.mend, is_skipped=True)
             continue
         judged = _judged(check, subjects[check.kind], seen, limits)
-        mend = _typed(judged.mend or check.mend, getattr(subjects[check.kind], "words", {}))
+        mend = _typed(judged.mend or check.mend, subjects[check.kind])
         findings[check.name] = Finding(check, judged.verdict, judged.evidence, mend)
     return list(findings.values())
 
@@ -132,9 +132,12 @@ def _without(secrets: tuple[str, ...], finding: Finding) -> Finding:
     return finding if evidence == finding.evidence else replace(finding, evidence=evidence)
 
 
-def _typed(mend: str, words: dict[str, str]) -> str:
+def _typed(mend: str, subject: Any) -> str:
     """What to type names this very store."""
-    return _PLACE.sub(lambda match: words.get(match[0], match[0]), mend)
+    if not isinstance(subject, Session):
+        return mend
+    mend = mend.replace(Session.migrate, subject.migrate)
+    return _PLACE.sub(lambda match: subject.words.get(match[0], match[0]), mend)
 
 
 def _broken(check: Check, findings: dict[str, Finding]) -> str | None:

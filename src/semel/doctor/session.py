@@ -53,6 +53,8 @@ class Session(ABC):
     has_records: ClassVar[bool] = True
     #: Its address, without a password.
     where: str
+    #: The command that brings its tables up to date.
+    migrate = "semel migrate URL"
 
     @property
     def secrets(self) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from semel.doctor.memory import Memory
 from semel.doctor.session import Session
 from semel.errors import ConfigurationError
+from semel.stores import without_driver
 from semel.stores.dialect import durable_of
 from semel.stores.encrypted.value import plain
 
@@ -30,6 +31,7 @@ _SCHEMES = {
 
 def session_at(url: str, seconds: float) -> Session:
     """Return the session for the store at *url*; raise ``ConfigurationError`` where no store is known for it."""
+    url = without_driver(url)
     try:
         scheme = urlsplit(url).scheme
     except ValueError:
@@ -54,6 +56,9 @@ def session_of(store: Any, seconds: float) -> Session:
     kind = type(durable).__module__.removeprefix("semel.stores.").partition(".")[0]
     if kind == "memory":
         return Memory()
+    if kind == "django":
+        examined: Session = import_module("semel.doctor.django").session_of(durable, seconds)
+        return examined
     if kind not in _SESSIONS:
         raise ConfigurationError(
             f"The app's store is {type(durable).__name__}, which tells no address. Give the URL of the store, too."

@@ -6,7 +6,6 @@ changes nothing and counts nothing.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -32,6 +31,7 @@ from semel.core.commands import (
 from semel.core.events import StoreSurveyed, Swept, SweptUnknown
 from semel.core.key import SHORT_LENGTH, digest_of
 from semel.core.message import Answer
+from semel.core.operator import granted
 from semel.core.policy import Policy
 from semel.core.problem import refused
 from semel.core.record import Hold, Record, Stuck
@@ -224,11 +224,13 @@ async def release(ports: Ports, hold: Hold) -> Verdict:
     return await ports.ask(Discard(hold))
 
 
-async def resolve_applied(ports: Ports, record: Record, result: Any) -> Verdict:
-    """Let a parked operation go on after its unknown effect, which returned *result*; or end it with that result."""
+async def resolve_applied(ports: Ports, record: Record, result: Any, answer: Answer | None = None) -> Verdict:
+    """Let a parked operation go on after its unknown effect, which returned *result*; or end it with that result, or
+    with *answer*.
+    """
     hold, progress = hold_of(record), read_back(record.steps)
     if progress.unknown is None:
-        verdict = await ports.ask(Resolution(hold, _granted(result)))
+        verdict = await ports.ask(Resolution(hold, answer or granted(result)))
     else:
         verdict = await ports.ask(Unpark(hold, progress.plus(Done("effect", progress.unknown.name, result))))
     await _say(ports, verdict, hold, "applied", progress.unknown)
@@ -271,11 +273,6 @@ async def _say(ports: Ports, verdict: Verdict, hold: Hold, event: str, step: Beg
     """Add to the trail what the operator said; that something changed, and by whom, is in it already."""
     if verdict is Verdict.DONE:
         await ports.ask(Note(hold, event, step.name if step else None))
-
-
-def _granted(result: Any) -> Answer:
-    body = json.dumps(result, ensure_ascii=False).encode("utf-8", "backslashreplace")  # as steps are written
-    return Answer(200, ((b"content-type", b"application/json"),), body)
 
 
 def _short(hold: Hold) -> str:

@@ -26,6 +26,7 @@ _Kinds = dict[tuple[str, str], tuple[str, str]]
 
 _SCHEMES = "sqlite:///file.db, postgresql://user@host/database, redis://host/0, memory://"
 
+_WITH_DRIVERS = frozenset({"postgres", "postgresql", "sqlite"})
 _REDIS = ("redis", "rediss", "redis+cluster", "redis+sentinel")
 
 #: Each store is imported on first use: its driver is an extra.
@@ -151,9 +152,18 @@ def _encrypting() -> Any:
         raise ConfigurationError("?encrypt= needs the package cryptography: pip install 'semel[encryption]'.") from None
 
 
+def without_driver(url: str) -> str:
+    """Return *url* without the driver that SQLAlchemy's URLs name (``postgresql+asyncpg://``): Semel has its own."""
+    scheme, _, rest = url.partition(":")
+    kind, plus, _ = scheme.partition("+")
+    return f"{kind}:{rest}" if plus and kind in _WITH_DRIVERS else url
+
+
 def _made(stores: _Table, kinds: _Kinds, given: Any, url: str | None) -> Any:
     if isinstance(given, str):
+        given = without_driver(given)
         return _find(stores, given)(given)
+    url = url and without_driver(url)
     kind = _kind(kinds, given)
     if kind is None:
         ours = "an AsyncStore" if kinds is _ASYNC_GIVEN else "a Store"

@@ -22,6 +22,7 @@ def fresh_store(where: str, folder: Path) -> Iterator[str]:
     """Return the URL of a new store: ``sqlite`` is a file in *folder*; on a server it is a table, or a prefix, that no
     other test has.
     """
+    where = stores.without_driver(where)
     scheme = urlsplit(where).scheme or where
     mark = f"semel_test_{uuid4().hex[:12]}"
     if scheme == "sqlite":

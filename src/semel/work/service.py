@@ -6,7 +6,6 @@ written once, as a flow: the store that it is made with says whether that runs i
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Coroutine
 from dataclasses import fields
@@ -39,10 +38,10 @@ class Report(Protocol):
         """Why the run ended early, if it did."""
 
 
-def as_json(report: Report) -> str:
+def facts_of(report: Report) -> dict[str, Any]:
     """Say for machines what came of a run: the fields of a report, which is a dataclass."""
     facts: dict[str, Any] = {each.name: getattr(report, each.name) for each in fields(cast("Any", report))}
-    return json.dumps(facts | {"error": str(report.error) if report.error else None})
+    return facts | {"error": str(report.error) if report.error else None}
 
 
 class _Timed(Protocol):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -150,12 +151,17 @@ def _add_routes(found: Application, layer: Any) -> None:
 
 def _add_django(found: Application) -> None:
     from django.conf import settings  # noqa: PLC0415 - where a Django app is, Django is
+    from django.core.exceptions import ImproperlyConfigured  # noqa: PLC0415 - as above
 
     from semel.django import checks, conf  # noqa: PLC0415 - as above
 
     if "semel.django" not in settings.INSTALLED_APPS:
         return
     said, _ = conf.read(getattr(settings, conf.NAME, {}))
+    with suppress(ConfigurationError, ImproperlyConfigured):  # app-django says why.
+        opened = said.opened()
+        if said.store is not None or opened.dialect is not None:  # That raises where Django's is none that is known.
+            found.store = found.store or opened
     found.guards.append(Guard("SEMEL", said.policies, None if said.scope is conf.user_scope else said.scope))
     found.own_logins = tuple(checks.own_logins(said))
 

@@ -82,7 +82,7 @@ class Postgres(Session):
     @property
     def words(self) -> dict[str, str]:
         """What stands in commands for the role and the database, once there is a connection."""
-        words = super().words
+        words = {"URL": self.address.typed}
         if self._connection is not None and not self._connection.closed:
             info = self._connection.info
             words |= {"ROLE_NAME": _identifier(info.user), "DATABASE_NAME": _identifier(info.dbname)}

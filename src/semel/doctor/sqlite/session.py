@@ -15,7 +15,6 @@ from semel.doctor.model import Kind
 from semel.doctor.session import Handled, Session, Some, Unavailable
 from semel.doctor.sqlite.facts import Files, Owned, mounted_on
 from semel.stores.sqlite.file import Place, connect_to_read, explained, is_outdated, locate, names_of
-from semel.stores.statement import DEFAULT_TABLE
 
 #: More of them are not counted.
 MAX_COUNTED = 1000
@@ -35,9 +34,7 @@ class SQLite(Session):
     def __init__(self, place: Place, seconds: float, engine: Any = None) -> None:
         """Open it on first use. *engine* makes the application's own connections, if it was given one."""
         self.place = place
-        self.where = f"sqlite:///{place.path}"
-        if place.names.table != DEFAULT_TABLE:
-            self.where += f"?table={place.names.table}"
+        self.where = str(place)
         self.engine = engine
         self._seconds = seconds
         self._opened: sqlite3.Connection | None = None
@@ -122,7 +119,7 @@ class SQLite(Session):
         try:
             self.rows("SELECT count(*) FROM sqlite_master")
         except sqlite3.Error as error:
-            return str(explained(error, self.path))
+            return str(explained(error, self.place))
         except Unavailable as reason:
             return str(reason)
         return None

@@ -134,10 +134,9 @@ class SQLite:
 
     def __init__(self, url: str) -> None:
         """Peek into the file, and the table, that *url* names."""
-        place = locate(url)
-        self._path = place.path
-        self._lender = Lender(place)
-        self._write_nothing = Statements(place.names).write_nothing
+        self._place = locate(url)
+        self._lender = Lender(self._place)
+        self._write_nothing = Statements(self._place.names).write_nothing
 
     def start(self, command: Begin | Open) -> Found | None:
         """Set down that a transaction of this process is at a key; or say what another one is at there."""
@@ -169,7 +168,7 @@ class SQLite:
         """Return what an error of a statement of ours means."""
         origin = _origin(error)
         if isinstance(origin, sqlite3.OperationalError) or type(origin) is sqlite3.DatabaseError:
-            return explained(origin, self._path)
+            return explained(origin, self._place)
         return None
 
     def of_commit(self, error: DBAPIError) -> StoreError | None:

@@ -198,7 +198,7 @@ class SQLite(Database):
     def _explained(self, wrapper: Wrapper, error: sqlite3.Error, *, was_sent: bool = False) -> StoreError:
         if is_outdated(error):
             return no_tables(self._alias)
-        return explained(error, place_of(wrapper).path, was_sent=was_sent)
+        return explained(error, place_of(wrapper), was_sent=was_sent)
 
 
 class _Rows:

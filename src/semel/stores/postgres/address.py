@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, cast, get_args
@@ -25,6 +26,8 @@ POOL_SIZE = 16
 MAX_CONNECTIONS = 5
 #: How long a number may be that is read off a URL. Python refuses to read one of thousands of digits.
 _MAX_DIGITS = 9
+#: Settings of libpq's that no message may show.
+_SECRET = frozenset({"password", "sslpassword", "oauth_client_secret"})
 
 #: When a key in progress may be taken over: when its lease is over; or, *instant*, when its worker's process is dead.
 Takeover = Literal["lease", "instant"]
@@ -110,11 +113,25 @@ class Address:
 
     def __str__(self) -> str:
         """Show the address to people: without the password, and without what only a driver cares about."""
-        ours = {"schema": self.names.schema, "table": self.names.table}
-        said = [(name, value) for name, value in ours.items() if value not in {None, DEFAULT_TABLE}]
-        return _safe(self.url) + _query(said)
+        return _safe(self.url) + _query(self._ours)
 
     __repr__ = __str__
+
+    @property
+    def typed(self) -> str:
+        """Return what stands for the whole address in a command: a variable, where it has what must not be shown, or
+        is an engine's.
+        """
+        parts = urlsplit(self.url)
+        theirs = parse_qsl(parts.query.replace("+", "%2B"), keep_blank_values=True)
+        if self.opener is not None or parts.password or any(name in _SECRET for name, _ in theirs):
+            return '"$SEMEL_STORE"'
+        return shlex.quote(_joined(self.url, parts.netloc, parts.path) + _query([*theirs, *self._ours]))
+
+    @property
+    def _ours(self) -> list[tuple[str, str | None]]:
+        ours = {"schema": self.names.schema, "table": self.names.table}
+        return [(name, value) for name, value in ours.items() if value not in {None, DEFAULT_TABLE}]
 
 
 def _audit(value: str | None) -> Audit:

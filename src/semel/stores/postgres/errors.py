@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from shlex import quote
 
 from semel.errors import StoreError, StoreNotPermitted, StoreNotReady, StoreReadOnly, StoreUnavailable
 from semel.stores.postgres.address import Address
@@ -20,6 +19,7 @@ _NONE_TO_GIVE = "query_wait_timeout"
 _NO_TABLE = frozenset({"42P01", "42703", "3F000"})
 _READ_ONLY = frozenset({"25006"})
 _NO_PRIVILEGE = frozenset({"42501"})
+_WHOLE = ", with the URL of that store in SEMEL_STORE, password and all"
 _GRANTS = "What a role needs to serve, to look, to work and to migrate: docs/how-to/postgresql.md, Roles."
 #: Classes of errors that speak of the server rather than of the statement: connection, authorisation, database name,
 #: resources, intervention by an operator (a shutdown, a time-out), system, internal.
@@ -31,7 +31,7 @@ def translated(error: Exception, sqlstate: str | None, address: Address) -> Stor
     if sqlstate in _NO_TABLE:
         return StoreNotReady(
             f"{address} has no table {address.names.table!r} of Semel's, or an old one. "
-            f"Run: semel migrate {quote(str(address))}"
+            f"Run: semel migrate {address.typed}" + (_WHOLE if address.typed.startswith('"') else "")
         )
     if sqlstate in _READ_ONLY:
         return read_only(str(address))

@@ -18,6 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 from shlex import quote
 from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import quote as quote_path
 
 from semel.core.trail import AUDITS, FULL
 from semel.errors import ConfigurationError, StoreError, StoreNotReady, StoreReadOnly, StoreUnavailable
@@ -25,7 +26,7 @@ from semel.stores.dialect import SQLITE, Dialect
 from semel.stores.forks import close_for_forks
 from semel.stores.migration import Book, PlannedMigration, PlannedStatement, Work, lacking
 from semel.stores.sqlite.statements import PACKAGE, Statements
-from semel.stores.statement import Names, load_migrations
+from semel.stores.statement import DEFAULT_TABLE, Names, load_migrations
 
 #: For STRICT tables. All other features that are used are older.
 OLDEST_SQLITE = (3, 37, 0)
@@ -84,6 +85,11 @@ class Place:
     names: Names
     #: How much the audit trail has (``core/trail.py``).
     audit: str = "on"
+
+    def __str__(self) -> str:
+        """Return the URL."""
+        table = "" if self.names.table == DEFAULT_TABLE else f"?table={self.names.table}"
+        return f"sqlite:///{quote_path(str(self.path))}{table}"
 
     @property
     def dialect(self) -> Dialect:
@@ -249,7 +255,7 @@ def _reading(place: Place) -> Iterator[sqlite3.Connection]:
         with closing(sqlite3.connect(f"{place.path.as_uri()}?mode=ro", uri=True)) as connection:
             yield connection
     except sqlite3.Error as error:
-        raise explained(error, place.path) from error
+        raise explained(error, place) from error
 
 
 def plan(place: Place, *, with_post: bool) -> tuple[PlannedMigration, ...]:
@@ -295,17 +301,16 @@ def is_migrated(connection: sqlite3.Connection, place: Place, statements: Statem
     return not lacking(applied, [name for name, _ in load_migrations(PACKAGE, place.names)], str(place.path))
 
 
-def explained(error: sqlite3.Error, path: Path, *, was_sent: bool = False) -> StoreError:
+def explained(error: sqlite3.Error, place: Place, *, was_sent: bool = False) -> StoreError:
     """Return the ``StoreError`` for a SQLite error code."""
+    path = place.path
     code = getattr(error, "sqlite_errorcode", 0) & _PRIMARY
     is_shut = code == sqlite3.SQLITE_CANTOPEN and not os.access(path.parent, os.W_OK)
     if code in _READ_ONLY or is_shut:
         return StoreReadOnly(f"{path} can't be written: it or its folder is read-only for this user ({error}).")
     if is_outdated(error):
         # Opening the file brings it up to date, so it was replaced by an older one since.
-        return StoreNotReady(
-            f"{path} has no tables of Semel, or old ones. Run: semel migrate {quote(f'sqlite:///{path}')}"
-        )
+        return StoreNotReady(f"{path} has no tables of Semel, or old ones. Run: semel migrate {quote(str(place))}")
     told = StoreUnavailable(f"{path} {_TROUBLES.get(code, 'can’t be used')} ({error}).", was_sent=was_sent)
     told.has_no_space = code in _NO_SPACE
     return told

@@ -115,7 +115,7 @@ class Lender:
             rows = connection.execute(joined.query.text, joined.parameters).fetchall()
         except sqlite3.Error as error:
             self._drop(connection)
-            raise explained(error, self.place.path) from error
+            raise explained(error, self.place) from error
         self._give_back(connection, self._readers)
         found = joined.read(rows).seen
         return found if isinstance(found, Found) and not found.may_be_taken else None
@@ -139,7 +139,7 @@ class Lender:
             connection.execute(self._statements.write_nothing).close()
         except sqlite3.Error as error:
             self._drop(connection)
-            raise explained(error, self.place.path) from error
+            raise explained(error, self.place) from error
         return connection
 
     def run(self, connection: sqlite3.Connection, joined: Joined[T]) -> T:
@@ -153,7 +153,7 @@ class Lender:
         except _DATA:
             raise
         except sqlite3.Error as error:
-            raise explained(error, self.place.path) from error
+            raise explained(error, self.place) from error
         return joined.read(rows)
 
     def commit(self, connection: sqlite3.Connection) -> None:
@@ -167,7 +167,7 @@ class Lender:
         except sqlite3.Error as error:
             # The log may already have the complete commit, which the next process that opens the file will find.
             self._drop(connection)
-            raise CommitUnknown(str(explained(error, self.place.path))) from error
+            raise CommitUnknown(str(explained(error, self.place))) from error
         self._give_back(connection, self._idle)
 
     def rollback(self, connection: sqlite3.Connection) -> None:
@@ -248,7 +248,7 @@ class Lender:
                     connection.close()
                     raise
         except sqlite3.Error as error:
-            raise explained(error, self.place.path) from error
+            raise explained(error, self.place) from error
         return connection
 
     @staticmethod

@@ -330,7 +330,7 @@ class Writer(Connection):
                 # Closing rolls back, and a new connection helps if anything does. But opening one takes the write lock,
                 # and reads must not wait for that.
                 self.close_now()
-            batch.fail(explained(error, self.place.path, was_sent=batch.is_committing))
+            batch.fail(explained(error, self.place, was_sent=batch.is_committing))
         except BaseException:
             self.close_now()
             raise
@@ -380,7 +380,7 @@ class Writer(Connection):
                 connection.close()
                 raise
         except sqlite3.Error as error:
-            raise explained(error, self.place.path) from error
+            raise explained(error, self.place) from error
         self.keep(connection)
         return connection, applied
 

@@ -10,6 +10,11 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from semel.core.operator import erasing_means, left_lines
 from semel.django import conf, upkeep
 
+NOT_FOUND = (
+    "The scope of a user who logs in with Django is user:PRIMARY-KEY, such as user:7; else it is what SEMEL['SCOPE'] "
+    "returns. semel keys list shows them: python manage.py semel keys list"
+)
+
 
 class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
     """Erases one customer's data."""
@@ -33,6 +38,8 @@ class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
         if not yes:
             seen = upkeep.erase(store, scope, is_preview=True)
             self.stdout.write("\n".join([*erasing_means(seen.erased, seen.audit_lines), *left_lines(seen.left)]))
+            if seen.is_idle:
+                raise CommandError(NOT_FOUND)
             if input("Erase this? [y/N]: ").strip().lower() not in {"y", "yes"}:
                 raise CommandError("Nothing was erased.")
         done = upkeep.erase(store, scope, reason=reason)
