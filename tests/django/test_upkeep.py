@@ -114,6 +114,8 @@ class TestCommands:
         line = store.perform(ReadTrail(NO_KEY, NO_KEY, 9))[0]
         assert (line.event, line.detail) == ("erased", "ticket 7: 1 erased")
         assert "@" in line.actor
+        monkeypatch.setattr("builtins.input", lambda _: pytest.fail("There is nothing to ask about."))
+        assert "such as user:42" in said("semel_erase", "nobody")
         facts = json.loads(said("semel_erase", "nobody", "--yes", "--json"))
         assert facts == {"erased": 0, "audit_lines": 0, "copies": None, "left": [], "error": None}
         with pytest.raises(CommandError, match="Say --yes"):

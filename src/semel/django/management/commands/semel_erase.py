@@ -33,7 +33,10 @@ class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
         if not yes:
             seen = upkeep.erase(store, scope, is_preview=True)
             self.stdout.write("\n".join([*erasing_means(seen.erased, seen.audit_lines), *left_lines(seen.left)]))
-            if input("Erase this? [y/N]: ").strip().lower() not in {"y", "yes"}:
+            is_something = seen.erased or seen.audit_lines
+            if not is_something and conf.settings().scope is conf.user_scope:
+                self.stdout.write("The scope of a user is user: and the primary key, such as user:42.")
+            if is_something and input("Erase this? [y/N]: ").strip().lower() not in {"y", "yes"}:
                 raise CommandError("Nothing was erased.")
         done = upkeep.erase(store, scope, reason=reason)
         said = json.dumps(done.facts) if as_json else str(done)
