@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from semel.cli.application import middleware_of
+from semel.errors import Unauthenticated
 from semel.flows.finish import FinishReport
 from semel.work import AsyncCompleter, Completer
 from tests.docs.served import ROOT, asgi, load, wsgi
@@ -74,9 +75,13 @@ def test_the_client_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert waits == [3.0, 3.0]
 
 
+def refuse() -> None:
+    raise Unauthenticated
+
+
 def test_flask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """In Flask the login of the app names the user of the client and of the worker; a login that does not know of
-    workers is told of in the log.
+    workers is told of in the log; one that raises Unauthenticated answers 401.
     """
     monkeypatch.chdir(tmp_path)
     example: Any = load("long_work_flask")
@@ -96,6 +101,9 @@ def test_flask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.L
         monkeypatch.setattr(example, "current_account", knows_no_worker)
         client.post("/reports", json={"month": "May"}, headers=ALICE | {"Idempotency-Key": "may"})
         assert Completer(middleware.store, middleware.finish).run_once() == FinishReport(failed=1)
+        monkeypatch.setattr(example, "current_account", refuse)
+        refused = client.post("/reports", json={"month": "June"}, headers=ALICE | {"Idempotency-Key": "june"})
+        assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
     assert "NotLoggedIn: A worker ran a request, and the app refused it" in caplog.text
 
 
