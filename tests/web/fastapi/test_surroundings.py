@@ -289,7 +289,9 @@ async def test_a_login_on_the_pool_of_atomic_mode(
         answers = [(await client.post("/pay", headers={"Idempotency-Key": f"{n}"})).status_code for n in range(4)]
     await engine.dispose()
     assert answers == [201] * 4
-    assert len([each for each in caplog.messages if "two connections of this pool" in each]) == (not closes and pool is None)
+    assert len([each for each in caplog.messages if "two connections of this pool" in each]) == (
+        not closes and pool is None
+    )
 
 
 @pytest.mark.parametrize("entry", ["route", "app", "wsgi"])
