@@ -69,7 +69,7 @@ class Prometheus:
 
     def __new__(cls, registry: CollectorRegistry = REGISTRY, **_: Any) -> Self:
         """Return the sink of *registry*, if there is one."""
-        made = vars(registry).get(_SINK)
+        made = getattr(registry, _SINK, None)
         return made if isinstance(made, cls) else super().__new__(cls)
 
     def __init__(
@@ -83,7 +83,7 @@ class Prometheus:
 
         *traceparent* returns the current trace, as W3C writes it, where no other sink does.
         """
-        if _SINK in vars(registry):
+        if getattr(registry, _SINK, None) is self:
             if (buckets, traceparent) != (self._buckets, self.traceparent):
                 raise ConfigurationError("This registry has a Prometheus() with other buckets, or another traceparent.")
             return
