@@ -20,7 +20,7 @@ class Base(DeclarativeBase):
 
 
 db = SQLAlchemy(model_class=Base)
-semel = Semel(store=db, scope=lambda: g.account, policy=Policy.ietf(mode="atomic"))
+semel = Semel(store=db, scope=lambda: g.account, policy=Policy.ietf(mode="atomic", required=True))
 
 
 class Payment(db.Model):  # type: ignore[misc, name-defined]  # Flask-SQLAlchemy makes this base as it goes

@@ -1,12 +1,17 @@
 from fastapi import FastAPI
 
-from semel import SINGLE_TENANT
+from semel import SINGLE_TENANT, Policy
 from semel.asgi import IdempotencyMiddleware
 
 payments: list[int] = []
 
 app = FastAPI()
-app.add_middleware(IdempotencyMiddleware, store="sqlite:///semel.db", scope=SINGLE_TENANT)
+app.add_middleware(
+    IdempotencyMiddleware,
+    store="sqlite:///semel.db",
+    scope=SINGLE_TENANT,
+    policy=Policy.ietf(required=True),
+)
 
 
 @app.post("/payments", status_code=201)

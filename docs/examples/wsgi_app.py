@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from semel import SINGLE_TENANT, current
+from semel import SINGLE_TENANT, Policy, current
 from semel.wsgi import IdempotencyMiddleware
 
 runs: list[str] = []
@@ -15,4 +15,6 @@ def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> 
     return [b"run %d with a body of %d bytes\n" % (len(runs), len(environ["wsgi.input"].read()))]
 
 
-app = IdempotencyMiddleware(application, store="sqlite:///semel.db", scope=SINGLE_TENANT)
+app = IdempotencyMiddleware(
+    application, store="sqlite:///semel.db", scope=SINGLE_TENANT, policy=Policy.ietf(required=True)
+)

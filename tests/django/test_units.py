@@ -16,6 +16,7 @@ from django.db import DatabaseError, IntegrityError, connection, connections, tr
 from django.db.transaction import TransactionManagementError
 
 from semel.core.commands import Begin, Look, Open, Settle, Undo, Verdict
+from semel.core.key import Key
 from semel.core.record import Hold
 from semel.core.recovery import written
 from semel.errors import AnswerNotStored, CommitUnknown, ConfigurationError, StoreUnavailable
@@ -202,7 +203,7 @@ class TestHooks:
         transaction.on_commit(lambda: 1 / 0)
         with caplog.at_level(logging.ERROR, "semel"):
             finished(lent, claim, hold)
-        assert "transaction itself is committed" in caplog.text
+        assert f"transaction itself is committed. key={Key(claim.key).short()}" in caplog.text
         assert "ZeroDivisionError" in caplog.text
         assert (paid(), store_look(store)) == (["alice"], ANSWER)
         is_usable(store)
@@ -363,7 +364,9 @@ class TestLostCommits:
                 assert (record is not None) == (cut is Cut.AFTER)
                 assert paid() == (["alice"] if cut is Cut.AFTER else [])
                 assert hooks == []
-                assert "1 on_commit functions were not run" in caplog.text
+                assert "1 on_commit functions were not run (" in caplog.text
+                assert "<lambda>): " in caplog.text
+                assert f"key={Key(claim.key).short()}" in caplog.text
                 is_usable(store)
 
     def test_connection_that_is_lost_after_the_commit(

@@ -8,9 +8,11 @@ import httpx
 import pytest
 
 from semel.cli.application import middleware_of
+from semel.errors import Unauthenticated
 from semel.flows.finish import FinishReport
-from semel.work import AsyncCompleter
-from tests.docs.served import ROOT, asgi, load
+from semel.work import AsyncCompleter, Completer
+from tests.docs.served import ROOT, asgi, load, wsgi
+from tests.docs.test_django_examples import said_by
 from tests.docs.test_snippets import run_python
 
 PAGE = "docs/how-to/long-work.md"
@@ -71,3 +73,69 @@ def test_the_client_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert order(client, "key", "November").status_code == 201
     assert asked == ["POST /reports", "GET /there", "GET /there"]
     assert waits == [3.0, 3.0]
+
+
+def refuse() -> None:
+    raise Unauthenticated
+
+
+def test_flask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """In Flask the login of the app names the user of the client and of the worker; a login that does not know of
+    workers is told of in the log; one that raises Unauthenticated answers 401.
+    """
+    monkeypatch.chdir(tmp_path)
+    example: Any = load("long_work_flask")
+    middleware: Any = middleware_of(example.app)
+    completer = Completer(middleware.store, middleware.finish)
+    with wsgi(example.app, middleware) as client:
+        nobody = client.post("/reports", json={"month": "November"}, headers=KEY)
+        first = client.post("/reports", json={"month": "November"}, headers=ALICE | KEY)
+        assert completer.run_once() == FinishReport(finished=1)
+        asked = [
+            client.get(first.headers["location"], headers={"Authorization": f"Bearer token-of-{who}"})
+            for who in ("alice", "bob")
+        ]
+        assert [each.status_code for each in (nobody, first, *asked)] == [400, 202, 201, 404]
+        assert asked[0].json() == {"month": "November", "for": "alice"}
+        knows_no_worker = lambda: example.ACCOUNTS.get(example.request.headers.get("Authorization", "")[7:])  # noqa: E731 - one line
+        monkeypatch.setattr(example, "current_account", knows_no_worker)
+        client.post("/reports", json={"month": "May"}, headers=ALICE | {"Idempotency-Key": "may"})
+        assert Completer(middleware.store, middleware.finish).run_once() == FinishReport(failed=1)
+        monkeypatch.setattr(example, "current_account", refuse)
+        refused = client.post("/reports", json={"month": "June"}, headers=ALICE | {"Idempotency-Key": "june"})
+        assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+    assert "NotLoggedIn: A worker ran a request, and the app refused it" in caplog.text
+
+
+DJANGO = """
+from django.core.management import call_command
+import httpx
+from tests.docs.served import BASE_URL, load
+example = load("long_work_django")
+from django.contrib.auth.models import User
+from django.test import Client
+from semel.work import Completer
+call_command("check", fail_level="WARNING")
+call_command("migrate", verbosity=0)
+headers = [{"Idempotency-Key": "k"}]
+for name in ("jane", "joe"):
+    browser = Client()
+    browser.force_login(User.objects.create_user(name))
+    headers.append(headers[0] | {"Cookie": f"sessionid={browser.cookies['sessionid'].value}"})
+nobody, jane, joe = headers
+app = example.application
+with httpx.Client(transport=httpx.WSGITransport(app=app), base_url=BASE_URL) as client:
+    answers = [client.post("/reports", json={"month": "May"}, headers=each) for each in (nobody, jane)]
+    print(Completer(app.store, app.finish).run_once())
+    answers += [client.get(answers[1].headers["location"], headers=each) for each in (jane, joe, nobody)]
+    answers.append(client.post("/reports", json={"month": "May"}, headers=jane))
+print([each.status_code for each in answers], answers[2].json(), answers[-1].headers["idempotent-replayed"])
+"""
+
+
+def test_django(tmp_path: Path) -> None:
+    """In Django a session names the user of the client, and a middleware that of the worker."""
+    assert said_by(DJANGO, tmp_path) == [
+        "completed: 1 finished, 0 failed, 0 parked",
+        "[400, 202, 201, 404, 404, 201] {'month': 'May', 'for': 'jane'} true",
+    ]

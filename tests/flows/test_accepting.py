@@ -178,13 +178,14 @@ def worked(answer: Answer, *, reached_handler: bool = True) -> Played[Reply | No
     stuck = Stuck(SEEN, "rerun", None, has_request=True, silent_for=NOW - NOW, is_accepted=True)
     is_kept = answer.status not in {401, 403, 407, 408, 421, 425, 429}
     ended: Line = (Complete if is_kept else Release, Verdict.DONE)
-    script: list[Line] = [(TakeOver, HOLD), (RunHandler, Answered(answer, reached_handler)), ended]
+    told: list[Line] = [(Tell, None)] if answer.status in {401, 403, 407} else []
+    script: list[Line] = [(TakeOver, HOLD), (RunHandler, Answered(answer, reached_handler)), *told, ended]
     return play(finish(PORTS, stuck, ACCEPT, TOKEN), script)
 
 
 @pytest.mark.parametrize("status", [200, 206, 304, 400, 404, 405, 413, 415, 416, 429, 401, 403, 407, 408, 421, 425])
 def test_what_a_worker_ends_it_with(status: int) -> None:
-    """All that says more than "not now" and "not you" ends it; it is its first attempt, and nothing is told."""
+    """All that says more than "not now" and "not you" ends it; only a refused login is told of."""
     played = worked(Answer(status))
     assert isinstance(played.result, Send)
     assert played.result.answer.status == status

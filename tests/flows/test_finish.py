@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from semel.core.commands import Again, Complete, FindStuck, Look, Note, Park, Release, TakeOver, Verdict
-from semel.core.events import FinishedAbandoned, FinishedAccepted, GaveUpAbandoned, TookOver
+from semel.core.events import FinishedAbandoned, FinishedAccepted, GaveUpAbandoned, NotLoggedIn, TookOver
 from semel.core.handler import Answered, Lost, RunHandler
+from semel.core.key import Key
 from semel.core.message import Answer
 from semel.core.policy import Policy
 from semel.core.record import Hold, Record, Stuck
@@ -136,10 +137,15 @@ def test_a_rival_was_quicker() -> None:
 
 @pytest.mark.parametrize("status", [401, 403, 407])
 def test_refused_for_want_of_credentials(status: int) -> None:
-    """Credentials are not stored, so such a refusal ends nothing: the client, who has them, may still come back."""
+    """Credentials are not stored, so such a refusal ends nothing: the client, who has them, may still come back. It is
+    told, since the app's login may not know of workers.
+    """
     hold = taken()
     script = [(TakeOver, hold), (Tell, None), (Look, record(hold)), (RunHandler, Answered(Answer(status)))]
-    played = play(finish(PORTS, stuck(), Policy(), b"t" * 16), [*script, (Release, Verdict.DONE)])
+    played = play(finish(PORTS, stuck(), Policy(), b"t" * 16), [*script, (Tell, None), (Release, Verdict.DONE)])
+    tell = played.commands[-2]
+    assert isinstance(tell, Tell)
+    assert tell.happening == NotLoggedIn(Key(hold.key).short(), hold.attempt, status)
     assert played.commands[-1] == Release(hold)
 
 

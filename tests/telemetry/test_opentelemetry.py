@@ -26,6 +26,7 @@ from semel.core.events import (
 from semel.core.key import Key
 from semel.telemetry.metrics import METRICS
 from semel.telemetry.opentelemetry import SPANS, OpenTelemetry
+from semel.telemetry.stream import tell, use
 from tests.telemetry.test_requests import ONE, guarded
 
 
@@ -158,3 +159,12 @@ def _request() -> Any:
 
     claim, handler, store = Stretch(0.0, 0.25), Stretch(0.25, 0.5), Stretch(0.75, 0.25)
     return RequestEnded("ran", "POST /pay", "asgi", Key("order-17").short(), 1, 1.0, claim, handler, store)
+
+
+def test_two_of_the_same_providers(sdk: Sdk) -> None:
+    """A second one for the same providers, of an app's factory, is the first: nothing is counted twice."""
+    again = use(OpenTelemetry(tracer_provider=sdk.traces, meter_provider=sdk.meters))
+    assert again is sdk.sink
+    tell(TookOver("key", 2))
+    assert sdk.points("semel.takeovers") == {(): 1}
+    assert OpenTelemetry(tracer_provider=sdk.traces) is not sdk.sink

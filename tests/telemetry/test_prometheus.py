@@ -37,9 +37,10 @@ from semel.core.events import (
     WaitEnded,
 )
 from semel.core.outcome import ENDED
+from semel.errors import ConfigurationError
 from semel.telemetry.metrics import BUCKETS, COMMON, OF_STORE
 from semel.telemetry.prometheus import Prometheus
-from semel.telemetry.stream import current_trace
+from semel.telemetry.stream import current_trace, drop, tell, use
 
 KEY = "0123456789ab"
 PART = Stretch(0.0, 0.02)
@@ -209,9 +210,15 @@ def test_one_name_of_many(registry: CollectorRegistry, sink: Any) -> None:
 
 
 def test_two_in_one_registry(registry: CollectorRegistry, sink: Any) -> None:
-    """A second sink for the same registry is refused: everything would be there twice."""
-    with pytest.raises(ValueError, match="semel_requests"):
-        Prometheus(registry)
+    """A second one for the same registry, of an app's factory, is the first: nothing is counted twice."""
+    for _ in range(2):
+        assert use(Prometheus(registry)) is sink
+    tell(TookOver("key", 2))
+    drop(sink)
+    assert asked(registry, "semel_takeovers_total") == 1
+    for other in ({"buckets": (1.0, 2.0)}, {"traceparent": lambda: None}):
+        with pytest.raises(ConfigurationError, match="other buckets"):
+            Prometheus(registry, **other)
 
 
 @pytest.mark.parametrize("buckets", [(), (1.0, 0.5), (1.0, 1.0), (float("inf"),)])

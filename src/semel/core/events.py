@@ -63,6 +63,15 @@ class NotStored:
 
 
 @value
+class NotLoggedIn:
+    """A worker ran a request, and the app refused it: its login must take the user from `semel.principal`."""
+
+    key: str
+    attempt: int
+    status: int
+
+
+@value
 class StoredLate:
     """An answer that the worker had kept is stored now: the store takes it again. Retries get it."""
 
@@ -220,6 +229,7 @@ Happening = (
     | TookOver
     | Fenced
     | NotStored
+    | NotLoggedIn
     | StoredLate
     | AnswerLost
     | NotKept

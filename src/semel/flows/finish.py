@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import assert_never
 
 from semel.core.commands import Again, Claim, FindStuck, Park, TakeOver, Verdict
-from semel.core.events import FinishedAbandoned, FinishedAccepted, GaveUpAbandoned, TookOver
-from semel.core.handler import RunHandler
+from semel.core.events import FinishedAbandoned, FinishedAccepted, GaveUpAbandoned, NotLoggedIn, TookOver
+from semel.core.handler import Answered, RunHandler
 from semel.core.key import Key
 from semel.core.policy import Policy
 from semel.core.problem import refused
@@ -106,6 +106,8 @@ async def _run_stored(ports: StoredPorts, stuck: Stuck, hold: Hold, progress: Pr
     run = RunHandler(hold, policy.lease, policy.max_response_body, progress, max_response_time=time)
     try:
         ending = await ports.run_handler(run)
+        if isinstance(ending, Answered) and ending.answer.status in FOR_WANT_OF_CREDENTIALS:
+            ports.tell(NotLoggedIn(_short(stuck), hold.attempt, ending.answer.status))
         policy = ports.route_policy() or policy
         # The credentials were not stored, so a refusal for want of them says nothing of the operation. Of one that was
         # accepted, any other refusal is its end: there is no client to retry it.

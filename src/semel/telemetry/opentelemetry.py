@@ -12,7 +12,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Self
+from weakref import WeakValueDictionary
 
 from semel.core.events import (
     ClientRetried,
@@ -74,18 +75,35 @@ ATTRIBUTES: dict[str, str] = {
 }
 _LINK = {"semel.link": "attempt"}
 
+#: By the ids of the providers.
+_sinks: WeakValueDictionary[tuple[type, int, int], Any] = WeakValueDictionary()
+
 _NANOSECONDS = 1_000_000_000
 #: The names of labels in OpenTelemetry, where there is a convention.
 _LABELS = {"endpoint": "http.route"}
 
 
 class OpenTelemetry:
-    """Counts, measures and traces through the OpenTelemetry API."""
+    """Counts, measures and traces through the OpenTelemetry API. There is one for each pair of providers: where an app
+    is made by a factory, the second call returns the first one's sink.
+    """
+
+    def __new__(
+        cls, *, tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None
+    ) -> Self:
+        """Return the sink of these providers, if there is one."""
+        place = cls, id(tracer_provider), id(meter_provider)
+        made: Self = _sinks.setdefault(place, super().__new__(cls))
+        return made
 
     def __init__(
         self, *, tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None
     ) -> None:
         """Use the providers that are given, or else the global ones."""
+        if hasattr(self, "_told"):
+            return
+        #: Kept, so that no others have their ids.
+        self._providers = tracer_provider, meter_provider
         self._tracer = get_tracer("semel", tracer_provider=tracer_provider)
         meter = get_meter("semel", meter_provider=meter_provider)
         self._made: dict[str, Any] = {

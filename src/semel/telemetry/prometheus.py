@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 from semel.core.events import (
     ClientRetried,
@@ -38,6 +38,7 @@ from semel.core.events import (
     WaitBegan,
     WaitEnded,
 )
+from semel.errors import ConfigurationError
 from semel.telemetry import metrics
 from semel.telemetry.metrics import BUCKETS, Metric
 
@@ -51,11 +52,25 @@ except ImportError as error:  # pragma: no cover - seen only where the extra is 
     ) from error
 
 
+#: The attribute of a registry with its sink.
+_SINK = "_semel_sink"
+
+
 class Prometheus:
-    """Counts and measures for a registry of ``prometheus_client``."""
+    """Counts and measures for a registry of ``prometheus_client``. There is one for each registry: where an app is made
+    by a factory, the second call returns the first one's sink.
+    """
 
     #: No label has a key.
     wants_keys = False
+    #: As of any sink: what the current trace is known by.
+    traceparent: Callable[[], str | None] | None
+    _buckets: tuple[float, ...]
+
+    def __new__(cls, registry: CollectorRegistry = REGISTRY, **_: Any) -> Self:
+        """Return the sink of *registry*, if there is one."""
+        made = getattr(registry, _SINK, None)
+        return made if isinstance(made, cls) else super().__new__(cls)
 
     def __init__(
         self,
@@ -68,9 +83,13 @@ class Prometheus:
 
         *traceparent* returns the current trace, as W3C writes it, where no other sink does.
         """
+        if getattr(registry, _SINK, None) is self:
+            if (buckets, traceparent) != (self._buckets, self.traceparent):
+                raise ConfigurationError("This registry has a Prometheus() with other buckets, or another traceparent.")
+            return
         #: Where the metrics are.
         self.registry = registry
-        #: As of any sink: what the current trace is known by.
+        self._buckets = buckets
         self.traceparent = traceparent
         # With PROMETHEUS_MULTIPROC_DIR its values are in files, which another process reads, and may outlive this one.
         is_shared = values.ValueClass is not values.MutexValue
@@ -97,6 +116,7 @@ class Prometheus:
             ClientRetried: lambda event: self._add(metrics.CLIENT_RETRIES, 1, event.reason),
             StoreSurveyed: self._survey,
         }
+        setattr(registry, _SINK, self)
 
     def __call__(self, event: Event) -> None:
         """Count *event*, if it is among those that are."""

@@ -11,7 +11,7 @@ import threading
 from contextvars import ContextVar
 from typing import Any
 
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Connection, Engine, QueuePool, event
 
 #: The connection of the transaction that the code of this context was lent last.
 _lent: ContextVar[Connection | None] = ContextVar("semel.sqlalchemy.lent", default=None)
@@ -44,7 +44,8 @@ class Watch:
         """See nothing yet."""
         self._engine = engine
         self._is_on = False
-        self._has_told_of_two = False
+        # Only those who share a pool with a bound wait for each other.
+        self._has_told_of_two = not isinstance(engine.pool, QueuePool)
         #: Which task or thread has which connection out of the pool.
         self._holders: dict[Any, object] = {}
         self._told: set[str] = set()

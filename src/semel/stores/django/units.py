@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from django.db.transaction import TransactionManagementError
 
 from semel.core.commands import Begin, Command, Open
+from semel.core.key import Key
 from semel.core.record import Found
 from semel.errors import CommitUnknown, ConfigurationError, StoreError, StoreNotReady
 from semel.stores.connections.endings import FAILED_INSIDE, ended_inside
@@ -231,7 +232,10 @@ class DjangoUnit(Unit):
                 said = commit()
         except BaseException as error:
             if isinstance(error, CommitUnknown) and waiting:
-                _logger.warning("%d on_commit functions were not run: %s", len(waiting), error)
+                names = ", ".join(_name(function) for _, function, *_ in waiting)
+                _logger.warning(
+                    "%d on_commit functions were not run (%s): %s%s", len(waiting), names, error, self._of()
+                )
             self.rollback()
             raise
         try:
@@ -305,4 +309,14 @@ class DjangoUnit(Unit):
         try:
             wrapper.run_and_clear_commit_hooks()
         except Exception:
-            _logger.exception("A function given to on_commit failed. The transaction itself is committed.")
+            _logger.exception(
+                "A function given to on_commit failed. The transaction itself is committed.%s", self._of()
+            )
+
+    def _of(self) -> str:
+        """Return which operation it is, for the log. Of a phase it is not known here."""
+        return f" key={Key(self._command.claim.key).short()}" if isinstance(self._command, Begin) else ""
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
