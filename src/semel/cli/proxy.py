@@ -33,7 +33,7 @@ def proxy(
         typer.Option(
             metavar="FILE",
             envvar="SEMEL_PROXY_CONFIG",
-            help="TOML, with the tables [proxy] (these options) and [policy].",
+            help="TOML, with the tables proxy (these options) and policy.",
         ),
     ] = None,
     trusted: Annotated[

@@ -158,6 +158,10 @@ class Lab:
         """Whether the header *name* holds a credential."""
         return self._teller.is_secret(name)
 
+    def quoted(self, answer: Answer) -> str:
+        """Return what *answer* says in words, without credentials."""
+        return self._teller.quoted(answer)
+
     # Sending
 
     async def send(self, request: Request) -> Outcome:
