@@ -79,7 +79,7 @@ def test_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     file = tmp_path / "semel.toml"
     file.write_text(
-        '[proxy]\nupstream = "http://file"\nworkers = 9\ngrace = 9\n[policy]\nlease = "9s"\nrequired = false'
+        '[proxy]\nupstream = "http://file"\nworkers = 9\ngrace = 9\n[policy]\nlease = "9s"\nmax-request-body = 9'
     )
     environment = {
         "UPSTREAM": "http://127.0.0.1:3000",

@@ -92,7 +92,7 @@ def proxy(
         raise ConfigurationError(_NEEDED) from None
     set_up_logs()
     if upstream and len(upstream) > 1:
-        raise ConfigurationError("--upstream is one server, and it was given twice. A load balancer can be one.")
+        raise ConfigurationError("--upstream is one server, and was given twice. For several, give a load balancer.")
     typed = {
         "upstream": upstream[0] if upstream else None,
         "store": named(store),

@@ -181,7 +181,7 @@ def read(path: str | None, typed: Mapping[str, Any], *, store: str) -> Settings:
     options, rules = _set_in(os.environ)
     given = {"store": store} | _named(tables.get("proxy", {}), path) | options
     given |= {name: each for name, each in typed.items() if each is not None}
-    return made(given, {name.replace("-", "_"): each for name, each in tables.get("policy", {}).items()} | rules)
+    return made(given, tables.get("policy", {}) | rules)
 
 
 def made(given: Mapping[str, Any], rules: Mapping[str, Any]) -> Settings:
@@ -198,7 +198,7 @@ def made(given: Mapping[str, Any], rules: Mapping[str, Any]) -> Settings:
 
 def policy(table: Mapping[str, Any]) -> Policy:
     """Return the policy that a table says."""
-    said = dict(table)
+    said = {name.replace("-", "_"): each for name, each in table.items()}
     preset = said.pop("preset", "ietf")
     if preset not in _PRESETS:
         raise ConfigurationError(f'[policy] preset can\'t be {preset!r}: it is "ietf" or "stripe".')

@@ -191,7 +191,6 @@ def _succeeded(lab: Lab, answer: Answer) -> Answer:
 
 
 def _refusal(status: int, location: str | None, words: str) -> str:
-    # What it says itself is better than a guess.
     hint = {
         401: "Give credentials with --header.",
         403: "Give credentials that may do this with --header.",
@@ -204,5 +203,6 @@ def _refusal(status: int, location: str | None, words: str) -> str:
     if location and status in range(300, 400):
         hint = f"It redirects to {location}: give that URL."
     if words:
-        hint = f'It says: "{words}"'
+        # What it says itself is better than a guess.
+        hint = f'It says: "{words}". {"" if hint.startswith("Is ") else hint}'
     return f"The request with a new key is answered with {status}, so retries of it show nothing. {hint}".strip()
