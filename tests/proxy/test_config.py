@@ -133,6 +133,8 @@ def test_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("UPSTRAEM", "http://a", "SEMEL_PROXY_UPSTRAEM: there is no such option. Did you mean 'upstream'"),
         ("STORE", "memory://", "SEMEL_STORE"),
         ("WORKERS", "many", "workers can't be 'many'"),
+        ("JWT_AUDIENCE", "", "SEMEL_PROXY_JWT_AUDIENCE is empty"),
+        ("TRUSTED", "", "SEMEL_PROXY_TRUSTED is empty"),
         ("POLICY_LEESE", "1s", "lease"),
         ("POLICY_REQUIRED", "yes", "required"),
     ],

@@ -165,6 +165,8 @@ _COLLECTIONS = {"methods", "preferences", "keep", "store_headers", "omit_headers
 #: In front of an option in the environment, and of a field of the policy there.
 PREFIX = "SEMEL_PROXY_"
 _POLICY = "policy_"
+#: Options that say who is believed. A variable that was forgotten elsewhere must not leave them out.
+_IDENTIFYING = {"trusted", "jwt_key", "jwt_audience", "jwt_issuer"}
 #: A variable of the environment, in the file.
 _VARIABLE = re.compile(r"\$\{([^}]*)\}")
 #: What Kubernetes sets in every container of a namespace that has a service called "semel-proxy".
@@ -240,14 +242,18 @@ def _tables(path: str) -> dict[str, Any]:
 
 
 def _set_in(environment: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options and the fields of a policy that are set there. What is empty is not set."""
+    """Return the options and the fields of a policy that are set there. What is empty is not set, as a rule."""
     options: dict[str, Any] = {}
     rules: dict[str, Any] = {}
     names = {each.name for each in fields(Settings)} - {"policy", "store"}
     for variable, text in environment.items():
         spelled = variable.removeprefix(PREFIX).lower()
         name = _TYPED_AS.get(spelled, spelled)
-        if not variable.startswith(PREFIX) or not text or name == "config":
+        if not variable.startswith(PREFIX) or name == "config":
+            continue
+        if not text and name in _IDENTIFYING:
+            raise ConfigurationError(f"{variable} is empty: it says who is believed. Give it a value, or take it away.")
+        if not text:
             continue
         if name.startswith(_POLICY):
             field = name.removeprefix(_POLICY)
