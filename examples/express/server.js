@@ -31,3 +31,6 @@ app.get("/payments", (request, response) => {
 const server = app.listen(Number(process.env.PORT ?? 3000), "127.0.0.1", () => {
   console.log(`Express on http://127.0.0.1:${server.address().port}`);
 });
+
+// A deploy: what has begun is finished first. What is cut off is an outcome that only a person can find out.
+process.on("SIGTERM", () => server.close());

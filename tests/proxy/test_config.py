@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from semel.cli.app import app
 from semel.errors import ConfigurationError
@@ -72,13 +73,110 @@ def test_options_as_they_are_typed(tmp_path: Path) -> None:
     assert read(str(file), {"paths": ["/typed"]}, store="").paths == ("/typed",)
 
 
-def test_file_of_the_documentation(tmp_path: Path) -> None:
+def test_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every option can be in the environment, and every field of the policy; what is typed comes before it, and a file
+    behind it.
+    """
+    file = tmp_path / "semel.toml"
+    file.write_text(
+        '[proxy]\nupstream = "http://file"\nworkers = 9\ngrace = 9\n[policy]\nlease = "9s"\nmax-request-body = 9'
+    )
+    environment = {
+        "UPSTREAM": "http://127.0.0.1:3000",
+        "SCOPE": "header:X-User",
+        "LISTEN": "0.0.0.0:8080",
+        "WORKERS": "2",
+        "TRUSTED": "10.0.0.0/8, 172.16.0.0/12",
+        "PATH": "/payments,/orders/*",
+        "CORS_ORIGIN": "https://shop.example",
+        "NO_EFFECT": "503",
+        "PASS_KEY": "false",
+        "DRAIN": "2s",
+        "CONNECT_TIMEOUT": "1.5",
+        "METRICS": "9464",
+        "CHECK": "",
+        "CONFIG": "semel.toml",
+        "POLICY_REQUIRED": "true",
+        "POLICY_METHODS": "POST,PUT",
+        "POLICY_KEEP": "200, 201",
+        "POLICY_RETENTION": "48h",
+        "POLICY_MAX_REQUEST_BODY": "1000",
+        "POLICY_HEADER": "X-Key",
+        # Kubernetes sets these where there is a service of the name "semel-proxy", and one "semel-proxy-admin".
+        "PORT": "tcp://10.0.0.9:8080",
+        "PORT_8080_TCP_ADDR": "10.0.0.9",
+        "SERVICE_PORT_HTTP": "8080",
+        "ADMIN_SERVICE_HOST": "10.0.0.9",
+    }
+    for name, text in environment.items():
+        monkeypatch.setenv(f"SEMEL_PROXY_{name}", text)
+    settings = read(str(file), {"workers": 3}, store=STORE)
+    assert (settings.upstream, settings.scope, settings.listen) == (
+        environment["UPSTREAM"],
+        "header:X-User",
+        "0.0.0.0:8080",
+    )
+    assert (settings.trusted, settings.paths) == (("10.0.0.0/8", "172.16.0.0/12"), ("/payments", "/orders/*"))
+    assert (settings.cors_origins, settings.no_effect, settings.metrics) == (("https://shop.example",), (503,), "9464")
+    assert (settings.workers, settings.pass_key, settings.check) == (3, False, None)
+    times = settings.drain, settings.connect_timeout, settings.grace
+    assert times == (timedelta(seconds=2), timedelta(seconds=1.5), timedelta(seconds=9))
+    policy = settings.policy
+    assert (policy.required, policy.methods, policy.keep) == (True, {"POST", "PUT"}, {200, 201})
+    assert (policy.retention, policy.lease) == (timedelta(days=2), timedelta(seconds=9))
+    assert (policy.max_request_body, policy.header_names) == (1000, (b"x-key",))
+
+
+@pytest.mark.parametrize(
+    "name, text, words",
+    [
+        ("UPSTRAEM", "http://a", "SEMEL_PROXY_UPSTRAEM: there is no such option. Did you mean 'upstream'"),
+        ("STORE", "memory://", "SEMEL_STORE"),
+        ("WORKERS", "many", "workers can't be 'many'"),
+        ("JWT_AUDIENCE", "", "SEMEL_PROXY_JWT_AUDIENCE is empty"),
+        ("TRUSTED", "", "SEMEL_PROXY_TRUSTED is empty"),
+        ("POLICY_LEESE", "1s", "lease"),
+        ("POLICY_REQUIRED", "yes", "required"),
+    ],
+)
+def test_mistakes_in_the_environment(monkeypatch: pytest.MonkeyPatch, name: str, text: str, words: str) -> None:
+    """A variable that is spelled wrongly, or has a value that can't be, is told by its name."""
+    monkeypatch.setenv(f"SEMEL_PROXY_{name}", text)
+    with pytest.raises(ConfigurationError, match=words):
+        read(None, TYPED, store=STORE)
+
+
+def test_variables_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file can have variables of the environment in its strings; one that is not set is named."""
+    file = tmp_path / "semel.toml"
+    file.write_text(
+        '[proxy]\nstore = "postgresql://app:${PASSWORD}@db/app"\npaths = ["/${PLACE}"]\n[policy]\nlease = "${LEASE}"'
+    )
+    monkeypatch.setenv("PASSWORD", "sesame")
+    monkeypatch.setenv("PLACE", "pay")
+    with pytest.raises(ConfigurationError, match="variable LEASE is not set"):
+        read(str(file), TYPED, store=STORE)
+    monkeypatch.setenv("LEASE", "5s")
+    settings = read(str(file), TYPED, store=STORE)
+    assert (settings.store, settings.paths) == ("postgresql://app:sesame@db/app", ("/pay",))
+    assert settings.policy.lease == timedelta(seconds=5)
+
+
+def test_two_upstreams() -> None:
+    """A proxy has one upstream: a second one is refused, and not taken in place of the first."""
+    typed = ["proxy", "--scope", "single", "--upstream", "http://127.0.0.1:1", "--upstream", "http://127.0.0.1:2"]
+    with pytest.raises(ConfigurationError, match="one server"):
+        CliRunner().invoke(app, typed, catch_exceptions=False)
+
+
+def test_file_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file that the how-to page shows can be read."""
     page = (ROOT / "docs/how-to/guard-any-language.md").read_text()
     file = tmp_path / "semel.toml"
     file.write_text(page.partition("```toml\n")[2].partition("```")[0])
+    monkeypatch.setenv("DB_PASSWORD", "sesame")
     settings = read(str(file), {}, store=STORE)
-    assert (settings.store, settings.policy.in_progress) == ("postgresql:///app", "wait")
+    assert (settings.store, settings.policy.in_progress) == ("postgresql://app:sesame@db/app", "wait")
 
 
 def test_defaults() -> None:

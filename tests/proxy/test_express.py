@@ -119,3 +119,19 @@ async def test_spellings(example: Path, tmp_path: Path) -> None:
             got = [await proxy.send(*lines, target=target, body=payment(1)) for _ in range(2)]
             assert [(each.status, each.is_replay) for each in got] == [(201, False), (201, True)]
     assert express.charges == [1, 1, 1]
+
+
+async def test_a_deploy_of_express(example: Path, tmp_path: Path) -> None:
+    """On SIGTERM Express finishes what it has begun: its client gets its answer, and no outcome is unknown."""
+    express = Express(example, tmp_path)
+    lines = ("Idempotency-Key: a", "X-User: bob", "Content-Type: application/json")
+    async with running(tmp_path, express.url) as proxy, express.started() as process, asyncio.timeout(HANG):
+        paying = asyncio.create_task(proxy.send(*lines, target="/payments", body=payment(1, slow_ms=1000)))
+        await express.has_charged(1)
+        process.send_signal(signal.SIGTERM)
+        assert (await paying).status == 201
+        assert await process.wait() == 0
+        assert (await proxy.send(*lines, target="/payments", body=payment(1, slow_ms=1000))).is_replay
+        other = ("Idempotency-Key: b", *lines[1:])
+        assert (await proxy.send(*other, target="/payments", body=payment(2))).code == "upstream-unreachable"
+    assert express.charges == [1]

@@ -149,6 +149,13 @@ def test_mistakes_at_the_start(tmp_path: Path) -> None:
         assert shown(listener).startswith("http://[::1]:")
 
 
+def test_a_store_that_is_not_ready(empty_postgres_url: str) -> None:
+    """A store without Semel's tables is named before anything listens, with what to type; with workers, too."""
+    store = {"upstream": "http://127.0.0.1:1", "scope": "single", "store": empty_postgres_url, "workers": 2}
+    with pytest.raises(ConfigurationError, match="semel migrate"):
+        run(made(store | {"listen": "127.0.0.1:0"}, {}))
+
+
 def test_files_for_clients() -> None:
     """A process may open as many files as its clients need; where the system does not allow that, it has fewer."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -25,13 +25,15 @@ def database() -> sqlite3.Connection:
     return sqlite3.connect(folder / "payments.db", timeout=10, isolation_level=None)
 
 
-def claimed(key: str) -> bytes | bool | None:
-    """Whether the key is this request's now; else the stored answer, or None while another runs."""
+def claimed(key: str, asked: bytes) -> bytes | bool | int | None:
+    """Whether the key is this request's now; else the stored answer, a status, or None while another runs."""
     with closing(database()) as connection:
-        row = connection.execute("SELECT body, until FROM keys WHERE key = ?", [key]).fetchone()
+        row = connection.execute("SELECT body, asked FROM keys WHERE key = ?", [key]).fetchone()
         if row is None:
-            new = "INSERT OR IGNORE INTO keys VALUES (?, NULL, ?)"
-            return connection.execute(new, [key, time.time() + LEASE_SECONDS]).rowcount == 1 or None
+            new = "INSERT OR IGNORE INTO keys VALUES (?, NULL, ?, ?)"
+            return connection.execute(new, [key, time.time() + LEASE_SECONDS, asked]).rowcount == 1 or None
+        if row[1] != asked and not (mode == "another-body-takes-over" and row[0] is None):
+            return 422
         if row[0] is not None:
             return bytes(row[0])
         if mode == "409-for-ever":
@@ -40,10 +42,10 @@ def claimed(key: str) -> bytes | bool | None:
         return connection.execute(over, [time.time() + LEASE_SECONDS, key, time.time()]).rowcount == 1 or None
 
 
-def paid(key: str) -> bytes:
+def paid(key: str, asked: bytes) -> bytes:
     with closing(database()) as connection:
         insert = "INSERT INTO payments DEFAULT VALUES"
-        if mode == "effect-before-record":
+        if mode in {"effect-before-record", "another-body-takes-over", "keys-ignored"}:
             number = connection.execute(insert).lastrowid
             time.sleep(HANDLER_SECONDS)
         else:
@@ -51,7 +53,7 @@ def paid(key: str) -> bytes:
             connection.execute("BEGIN IMMEDIATE")
             number = connection.execute(insert).lastrowid
         body = json.dumps({"id": number}).encode()
-        connection.execute("INSERT OR REPLACE INTO keys VALUES (?, ?, 0)", [key, body])
+        connection.execute("INSERT OR REPLACE INTO keys VALUES (?, ?, 0, ?)", [key, body, asked])
         if connection.in_transaction:
             connection.execute("COMMIT")
     return body
@@ -65,18 +67,25 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(200, json.dumps(connection.execute("SELECT count(*) FROM payments").fetchone()[0]).encode())
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
+        asked = self.rfile.read(int(self.headers["content-length"]))
         key = self.headers["idempotency-key"]
+        if mode == "keys-ignored":
+            self.reply(201, paid(key, asked))
+            return
         if mode == "keys-in-memory":
             if key not in in_memory:
-                in_memory[key] = paid(key)
+                in_memory[key] = paid(key, asked)
             self.reply(201, in_memory[key])
             return
-        claim = claimed(key)
-        if claim is None:
+        claim = claimed(key, asked)
+        if claim is None or claim is False:
             self.reply(409, b"{}")
+        elif claim is True:
+            self.reply(201, paid(key, asked))
+        elif isinstance(claim, int):
+            self.reply(claim, b"{}")
         else:
-            self.reply(201, paid(key) if claim is True else bytes(claim))
+            self.reply(201, claim)
 
     def reply(self, status: int, body: bytes) -> None:
         self.send_response(status)
@@ -98,5 +107,5 @@ if __name__ == "__main__":
     with closing(database()) as tables:
         tables.execute("PRAGMA journal_mode = WAL")
         tables.execute("CREATE TABLE IF NOT EXISTS payments (id INTEGER PRIMARY KEY)")
-        tables.execute("CREATE TABLE IF NOT EXISTS keys (key TEXT PRIMARY KEY, body BLOB, until REAL)")
+        tables.execute("CREATE TABLE IF NOT EXISTS keys (key TEXT PRIMARY KEY, body BLOB, until REAL, asked BLOB)")
     Server(("127.0.0.1", int(sys.argv[3])), Handler).serve_forever()

@@ -25,6 +25,8 @@ import uvicorn
 HANDLER_SECONDS = 0.03
 MAX_KEY = 255
 SHORT_KEY = 20
+#: Characters past which a key is taken for none, where that is the mistake.
+IGNORED_PAST = {"longest-is-none": 100, "long-is-none": MAX_KEY, "very-long-is-none": 1000}
 #: After which a key is forgotten, where that comes early.
 FORGET_SECONDS = 1.0
 #: From an answer to its effect, where that comes late.
@@ -195,6 +197,8 @@ class Shop:
         lines = asked.all("idempotency-key")
         if not lines:
             return "undefined" if self.has("missing-key-shared") else None
+        if self.ignores(lines):
+            return None
         if len(lines) > 1 and not self.has("two-keys-joined"):
             raise Refused(problem(400, "two-keys"))
         line = ", ".join(lines).strip()
@@ -215,6 +219,14 @@ class Shop:
             raise Refused(problem(400, "key-invalid"))
         return key.lower() if self.has("lower-cased-key") else key
 
+    def ignores(self, lines: list[str]) -> bool:
+        line = ", ".join(lines)
+        return (
+            (self.has("two-keys-are-none") and len(lines) > 1)
+            or (self.has("malformed-is-none") and line.count('"') == 1)
+            or len(line) > IGNORED_PAST.get(self.bug, len(line))
+        )
+
     def account_of(self, asked: Asked, key: str | None) -> str:
         account = asked.one("x-account")
         if self.has("guard-before-login"):
@@ -231,6 +243,8 @@ class Shop:
         body = asked.body
         if self.has("fingerprint-of-the-beginning"):
             body = body[:1024]
+        if self.has("numbers-are-doubles"):
+            body = json.dumps(json.loads(body, parse_int=float)).encode()
         parts = [asked.method, asked.path, asked.query]
         if self.has("query-ignored"):
             parts = [asked.method, asked.path]

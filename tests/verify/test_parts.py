@@ -22,7 +22,7 @@ from semel.verify.message import Answer, Request
 from semel.verify.model import IETF, STRIPE, Check, Finding, NotRun, Report, Verdict
 from semel.verify.openapi import found_in
 from semel.verify.report import as_json, as_junit, as_markdown
-from semel.verify.target import Target, key_header
+from semel.verify.target import Target, key_header, request_of
 from semel.verify.telling import MAX_SHOWN, Step, Teller
 
 JSON = (("Content-Type", "application/json"),)
@@ -328,7 +328,9 @@ def test_openapi_that_does_not_tell(given: Any, operation: str | None, message: 
         ("/pay\r\nX: y", {}, "path '/pay\\r\\nX: y' can't be sent"),
         ("/pay\x1b[31m", {}, "can't be sent"),
         ("http://there/pay", {}, "can't be sent"),
-        ("/a", {"requestBody": {"content": {"a/json\r\nX: y": {"example": 1}}}}, "media type"),
+        ("/a", {"requestBody": {"content": {"a/json\r\nX: y": {"example": 1}}}}, "'a/json\\r\\nX: y' can't be sent"),
+        ("/a", {"parameters": [{"in": "header", "name": "X-User", "example": "b\r\nX: y"}]}, "X-User"),
+        ("/a", {"parameters": [{"in": "header", "name": "X-User: a\r\nX", "example": "b"}]}, "can't be sent"),
         ("/a", {"parameters": [{"in": "header", "name": "Idempotency-Key: 1\r\nX"}]}, "--key-header"),
     ],
 )
@@ -345,6 +347,31 @@ def test_values_in_an_openapi_path() -> None:
     described = {"parameters": [{"in": "path", "name": "id", "example": "a/b c?\r\n"}]}
     found = found_in({"paths": {"/pay/{id}": {"post": described}}}, None)
     assert found.request.target == "/pay/a%2Fb%20c%3F%0D%0A"
+
+
+def test_parameters_of_an_openapi_operation() -> None:
+    """Parameters that are required are sent, and headers that have an example; what is typed comes before them."""
+    one = {"$ref": "#/components/parameters/User"}
+    others = [
+        {"in": "header", "name": "Idempotency-Key", "required": True, "example": "k"},
+        {"in": "header", "name": "Authorization", "required": True, "example": "Bearer x"},
+        {"in": "header", "name": "X-Trace", "schema": {"type": "string"}},
+        {"in": "header", "name": "X-Version", "required": True, "schema": {"type": "integer", "default": 3}},
+        {"in": "header", "name": "X-Shop", "schema": {"example": "a"}},
+        {"in": "query", "name": "dry run", "required": True, "schema": {"type": "boolean", "default": False}},
+        {"in": "query", "name": "page", "example": 7},
+    ]
+    user = {"in": "header", "name": "X-User", "required": True, "examples": {"one": {"value": "verify-a"}}}
+    document = {
+        "paths": {"/pay": {"post": {"parameters": [one, *others]}}},
+        "components": {"parameters": {"User": user}},
+    }
+    found = found_in(document, None).request
+    assert found.target == "/pay?dry+run=false"
+    assert found.headers == (("X-User", "verify-a"), ("X-Version", "3"), ("X-Shop", "a"))
+    target = Target("http://here", timeout=1)
+    typed = request_of(target, file=None, content=None, headers=[("X-User", "me")], found=found)
+    assert typed.header("x-user") == "me"
 
 
 def test_presets_of_headers() -> None:

@@ -27,6 +27,12 @@ FOUND_BY = {
     "no-fingerprint": "other-body-refused",
     "fingerprint-when-finished": "other-body-in-flight",
     "fingerprint-of-the-beginning": "large-body-end",
+    "numbers-are-doubles": "large-number",
+    "two-keys-are-none": "two-keys",
+    "malformed-is-none": "malformed-key",
+    "longest-is-none": "longest-key",
+    "long-is-none": "long-key-not-cut",
+    "very-long-is-none": "very-long-key",
     "query-ignored": "other-query",
     "path-ignored": "other-path",
     "method-ignored": "other-method",
@@ -138,9 +144,16 @@ async def test_correct(url: str, planted: Planted) -> None:
 
 async def test_nothing_is_replaced_unasked(url: str) -> None:
     """PUT and PATCH may replace what is there, so they are sent only where that is allowed."""
-    report = await verified(f"{url}/correct", "other-*", "patch-*", may_replace=False)
+    report = await verified(f"{url}/correct", "other-method", "other-body-refused", "patch-*", may_replace=False)
     assert {each.check.name for each in report.not_run} == {"other-method", "patch-guarded"}
     assert not [each for each in report.findings if "PUT" in each.sent or "PATCH" in each.sent]
+
+
+async def test_a_request_that_is_refused(url: str) -> None:
+    """Where the request is refused, the report says what the API says."""
+    plain = Request("POST", "/payments", (("Content-Type", "application/json"),), b"{}")
+    report = await verified(f"{url}/correct-too", "request-works", count=None, request=plain)
+    assert 'It says: "login"' in told(report, Verdict.INCONCLUSIVE)["request-works"]
 
 
 async def test_keys_ignored(url: str, planted: Planted) -> None:

@@ -10,15 +10,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from semel.verify.model import Verdict
 from tests.kit.servers import free_port
+from tests.proxy.kit import proxied
 from tests.verify.asking import told, verdicts, verified
 
 PROGRAM = Path(__file__).with_name("mortal.py")
-CHECKS = ("restart-keeps-answers", "kill-in-flight")
+CHECKS = ("restart-keeps-answers", "kill-in-flight", "other-body-after-crash")
 
 Start = Callable[[str], tuple[str, str]]
 
@@ -59,6 +61,7 @@ async def test_a_server_that_recovers(start: Start) -> None:
         ("409-for-ever", "kill-in-flight"),
         ("effect-before-record", "kill-in-flight"),
         ("keys-in-memory", "restart-keeps-answers"),
+        ("another-body-takes-over", "other-body-after-crash"),
     ],
 )
 async def test_a_server_that_does_not(start: Start, mode: str, check: str) -> None:
@@ -66,6 +69,18 @@ async def test_a_server_that_does_not(start: Start, mode: str, check: str) -> No
     url, command = start(mode)
     report = await verified(url, check, count="/#$", restart_cmd=command, other=(), recovery=1.0)
     assert verdicts(report) == {check: "fail"}, report.findings
+
+
+async def test_a_server_behind_a_gateway(start: Start, tmp_path: Path) -> None:
+    """Behind a gateway, which stays up, the crash of its server is judged by what becomes of the requests."""
+    url, command = start("keys-ignored")
+    (tmp_path / "proxy").mkdir()
+    async with proxied(tmp_path / "proxy", upstream=url, scope="header:X-Account") as world:
+        given: dict[str, Any] = {"count": f"{url}/#$", "restart_cmd": command, "other": ()}
+        for behind, verdict in ((True, "pass"), (False, "inconclusive")):
+            report = await verified(f"http://127.0.0.1:{world.port}", *CHECKS, is_behind_gateway=behind, **given)
+            seen = verdicts(report)
+            assert {name: seen[name] for name in CHECKS} == dict.fromkeys(CHECKS, verdict), report.findings
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ _NEEDED = "semel proxy needs aiohttp and uvicorn. Run: pip install 'semel[proxy]
 def proxy(
     *,
     upstream: Annotated[
-        str | None, typer.Option(metavar="URL", help="The server behind it: http://…, https://… or unix:///FILE.")
+        list[str] | None, typer.Option(metavar="URL", help="The server behind it: http://…, https://… or unix:///FILE.")
     ] = None,
     store: StoreOption = None,
     scope: Annotated[
@@ -29,7 +29,12 @@ def proxy(
     ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="How many processes; else one.")] = None,
     config: Annotated[
-        str | None, typer.Option(metavar="FILE", help="TOML, with the tables [proxy] (these options) and [policy].")
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            envvar="SEMEL_PROXY_CONFIG",
+            help="TOML, with the tables proxy (these options) and policy.",
+        ),
     ] = None,
     trusted: Annotated[
         list[str] | None,
@@ -72,7 +77,11 @@ def proxy(
     ] = None,
     metrics: MetricsOption = None,
 ) -> None:
-    """Guard a server in any language: a reverse proxy in front of it, until SIGTERM or SIGINT."""
+    """Guard a server in any language: a reverse proxy in front of it, until SIGTERM or SIGINT.
+
+    Options can be in the environment, too: SEMEL_PROXY_UPSTREAM, SEMEL_PROXY_JWT_KEY, and so on; fields of the policy
+    as SEMEL_PROXY_POLICY_RETENTION.
+    """
     try:
         from semel.proxy.config import read  # noqa: PLC0415 - needs the extra semel[proxy]
         from semel.proxy.server import run  # noqa: PLC0415 - as above
@@ -82,8 +91,10 @@ def proxy(
             raise
         raise ConfigurationError(_NEEDED) from None
     set_up_logs()
+    if upstream and len(upstream) > 1:
+        raise ConfigurationError("--upstream is one server, and was given twice. For several, give a load balancer.")
     typed = {
-        "upstream": upstream,
+        "upstream": upstream[0] if upstream else None,
         "store": named(store),
         "scope": scope,
         "listen": listen,

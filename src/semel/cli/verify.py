@@ -142,6 +142,9 @@ def verify(  # noqa: PLR0917 - typer makes an option of each
     show_credentials: Annotated[
         bool, typer.Option("--show-credentials", help="Print credentials in the report, as they were sent.")
     ] = False,
+    behind_gateway: Annotated[
+        bool, typer.Option("--behind-gateway", help="What --restart-cmd kills is behind a proxy, which goes on.")
+    ] = False,
     may_replace: Annotated[
         bool,
         typer.Option("--may-replace", help="Send PUT and PATCH to the path, too, which may replace what is there."),
@@ -173,6 +176,7 @@ def verify(  # noqa: PLR0917 - typer makes an option of each
             is_strict=strict,
             may_replace=may_replace,
             restart_cmd=restart_cmd,
+            is_behind_gateway=behind_gateway,
             other_request=given.prepared(other_request),
             failing=given.prepared(failing_request),
             settle=_seconds(settle),

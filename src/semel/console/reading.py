@@ -390,7 +390,11 @@ class Reader:
 
 def _parked(record: Record) -> Trouble:
     step = read_back(record.steps).unknown
-    why = f"effect {step.name}: outcome unknown" if step else "its worker died, and it may not run again"
+    why = (
+        f"effect {step.name}: outcome unknown"
+        if step
+        else "its worker or its upstream was lost, and it may not run again"
+    )
     return Trouble("to be resolved", _named(record), why, record.created_at, "operation", (record.scope, record.key))
 
 

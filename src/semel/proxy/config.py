@@ -1,11 +1,14 @@
-"""What can be set of a proxy: values, from a TOML file and from the command line, checked before anything listens.
+"""What can be set of a proxy: values, from a TOML file, the environment and the command line, checked before anything
+listens.
 
-The command line comes first. Under ``[proxy]`` are its own options, under ``[policy]`` the fields of ``Policy``.
+The command line comes first, and then the environment. Under ``[proxy]`` are its own options, under ``[policy]`` the
+fields of ``Policy``.
 """
 
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -156,17 +159,31 @@ _NUMBERS = {"workers", "connections", "client_connections"}
 _SWITCHES = {"pass_key", "work"}
 #: Options that the command line takes one at a time, and by the name of one.
 _TYPED_AS = {"path": "paths", "cors_origin": "cors_origins"}
+#: Those of a policy that have several values.
+_COLLECTIONS = {"methods", "preferences", "keep", "store_headers", "omit_headers", "replay_headers"}
+
+#: In front of an option in the environment, and of a field of the policy there.
+PREFIX = "SEMEL_PROXY_"
+_POLICY = "policy_"
+#: Options that say who is believed. A variable that was forgotten elsewhere must not leave them out.
+_IDENTIFYING = {"trusted", "jwt_key", "jwt_audience", "jwt_issuer"}
+#: A variable of the environment, in the file.
+_VARIABLE = re.compile(r"\$\{([^}]*)\}")
+#: What Kubernetes sets in every container of a namespace that has a service called "semel-proxy".
+_KUBERNETES = re.compile(r"(.*_)?(service_(host|port(_.*)?)|port(_\d+_(tcp|udp|sctp)(_.*)?)?)")
 
 
 def read(path: str | None, typed: Mapping[str, Any], *, store: str) -> Settings:
-    """Return the settings of a file, with what was *typed* in front; None there stands for what was not typed.
+    """Return the settings of a file, of the environment, and those that were *typed*, of which the last count; None
+    there stands for what was not typed.
 
     *store* is the one that is meant where none is named.
     """
     tables = _tables(path) if path is not None else {}
-    given = {"store": store} | _named(tables.get("proxy", {}), path)
+    options, rules = _set_in(os.environ)
+    given = {"store": store} | _named(tables.get("proxy", {}), path) | options
     given |= {name: each for name, each in typed.items() if each is not None}
-    return made(given, tables.get("policy", {}))
+    return made(given, tables.get("policy", {}) | rules)
 
 
 def made(given: Mapping[str, Any], rules: Mapping[str, Any]) -> Settings:
@@ -210,7 +227,66 @@ def _tables(path: str) -> dict[str, Any]:
     for name, table in tables.items():
         if name not in {"proxy", "policy"} or not isinstance(table, dict):
             raise ConfigurationError(f"--config: {path} has tables [proxy] and [policy], not {name!r}.")
-    return tables
+
+    def variable(found: re.Match[str]) -> str:
+        if found[1] not in os.environ:
+            raise ConfigurationError(f"--config: {path}: the variable {found[1]} is not set in the environment.")
+        return os.environ[found[1]]
+
+    def expanded(each: Any) -> Any:
+        if isinstance(each, list):
+            return [expanded(one) for one in each]
+        return _VARIABLE.sub(variable, each) if isinstance(each, str) else each
+
+    return {name: {key: expanded(each) for key, each in table.items()} for name, table in tables.items()}
+
+
+def _set_in(environment: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options and the fields of a policy that are set there. What is empty is not set, as a rule."""
+    options: dict[str, Any] = {}
+    rules: dict[str, Any] = {}
+    names = {each.name for each in fields(Settings)} - {"policy", "store"}
+    for variable, text in environment.items():
+        spelled = variable.removeprefix(PREFIX).lower()
+        name = _TYPED_AS.get(spelled, spelled)
+        if not variable.startswith(PREFIX) or name == "config":
+            continue
+        if not text and name in _IDENTIFYING:
+            raise ConfigurationError(f"{variable} is empty: it says who is believed. Give it a value, or take it away.")
+        if not text:
+            continue
+        if name.startswith(_POLICY):
+            field = name.removeprefix(_POLICY)
+            rules[field] = [_plainly(each) for each in _parts(text)] if field in _COLLECTIONS else _plainly(text)
+        elif name in names:
+            options[name] = _in_text(name, text)
+        elif name == "store":
+            raise ConfigurationError(f"{variable}: the store is set by SEMEL_STORE, as for every command.")
+        elif not _KUBERNETES.fullmatch(name):
+            raise ConfigurationError(f"{variable}: there is no such option.{_hint(name, sorted(names))}")
+    return options, rules
+
+
+def _in_text(name: str, text: str) -> Any:
+    """Return what an option has in the environment as a file would have it."""
+    if name in _LISTS:
+        return _parts(text)
+    if name == "no_effect":
+        return [_plainly(each) for each in _parts(text)]
+    return _plainly(text) if name in _NUMBERS | _SWITCHES | _TIMES else text
+
+
+def _parts(text: str) -> list[str]:
+    return [each.strip() for each in text.split(",")]
+
+
+def _plainly(text: str) -> Any:
+    """Return a number, or true or false, where *text* is one."""
+    try:
+        found = tomllib.loads(f"found = {text}")["found"]
+    except tomllib.TOMLDecodeError:
+        return text
+    return found if isinstance(found, bool | int | float) else text
 
 
 def _named(table: Mapping[str, Any], path: str | None) -> dict[str, Any]:

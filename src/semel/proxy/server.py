@@ -21,7 +21,7 @@ import uvicorn
 
 from semel.asgi import IdempotencyMiddleware
 from semel.core.outcome import Door
-from semel.errors import ConfigurationError
+from semel.errors import ConfigurationError, StoreError, StoreUnavailable
 from semel.guard.request import Routes
 from semel.proxy.answers import Cors
 from semel.proxy.app import Forwarder, Proxy
@@ -139,7 +139,8 @@ class Server(uvicorn.Server):
 
 def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT."""
-    build(settings)  # What is set wrongly is said before anything listens.
+    # What is set wrongly is said before anything listens.
+    asyncio.run(_look_at_store(build(settings)))
     if urlsplit(settings.store).scheme == "sqlite" and not (folder := locate(settings.store).path.parent).is_dir():
         # A store that can't be reached may come back. A folder does not come by itself.
         raise ConfigurationError(f"--store: there is no folder {folder}. Make it, or correct the URL.")
@@ -154,6 +155,18 @@ def run(settings: Settings) -> None:
             run_workers(settings.workers, serve, settings, listener, said, patience=patience)
         else:
             serve(settings, listener, said)
+
+
+async def _look_at_store(proxy: Proxy) -> None:
+    store = proxy.guard.store
+    try:
+        await store.open()
+    except StoreUnavailable:
+        pass  # It may come back.
+    except StoreError as error:
+        raise ConfigurationError(str(error)) from None
+    finally:
+        await store.close()
 
 
 def serve(settings: Settings, listener: socket.socket, said: str | None = None) -> None:

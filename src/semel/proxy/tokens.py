@@ -30,7 +30,7 @@ _PUBLIC_FORMS = (b"ssh-", b"ecdsa-", b"sk-")
 _PARTS = 3
 
 _KINDS = "RSA (RS256, PS256), P-256 (ES256) or Ed25519 (EdDSA)"
-_NEEDED = "--jwt-key with a public key needs cryptography. Run: pip install 'semel[webhooks]'"
+_NEEDED = "--jwt-key with a public key needs cryptography. Run: pip install 'semel[encryption]'"
 
 Check = Callable[[bytes, bytes], bool]
 #: The algorithm of a key, and what checks a signature with it.

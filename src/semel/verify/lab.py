@@ -60,6 +60,8 @@ class Settings:
     #: Whether PUT and PATCH may be sent where a POST was given: they may replace what is there.
     may_replace: bool = False
     restart_cmd: str | None = None
+    #: Whether what it restarts is behind a gateway, which goes on.
+    is_behind_gateway: bool = False
     #: A request for another operation of the same kind, and one that the handler answers with an error.
     other_request: Request | None = None
     failing: Request | None = None
@@ -157,6 +159,10 @@ class Lab:
     def is_secret(self, name: str) -> bool:
         """Whether the header *name* holds a credential."""
         return self._teller.is_secret(name)
+
+    def quoted(self, answer: Answer) -> str:
+        """Return what *answer* says in words, without credentials."""
+        return self._teller.quoted(answer)
 
     # Sending
 

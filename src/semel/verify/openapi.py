@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from semel.errors import ConfigurationError
 from semel.verify.connection import Client
@@ -18,6 +18,8 @@ from semel.verify.message import NoAnswer, Request
 from semel.verify.request_file import BAD_IN_TARGET, BAD_IN_VALUE, TOKEN
 
 METHODS = ("post", "patch", "put", "delete")
+#: Headers that OpenAPI describes elsewhere than among the parameters.
+_NOT_HERE = frozenset({"accept", "content-type", "authorization"})
 #: A schema may contain itself.
 MAX_DEPTH = 12
 
@@ -79,19 +81,23 @@ def found_in(document: Any, operation: str | None) -> Found:
     method, _, path = name.partition(" ")
     target = re.sub(r"\{([^}]*)\}", lambda match: _path_value(document, described, match[1]), path)
     media, content = _body(document, described)
-    headers = (("Content-Type", media),) if media else ()
+    headers = [("Content-Type", media)] if media else []
+    headers += _values(document, described, "header")
+    if query := _values(document, described, "query"):
+        target += ("&" if "?" in target else "?") + urlencode(query)
     body = b"" if content is None else (content.encode() if isinstance(content, str) else json.dumps(content).encode())
     key_name = _key_name(document, described)
-    _look_at(target, media, key_name)
-    return Found(Request(method, target, headers, body), key_name)
+    _look_at(target, headers, key_name)
+    return Found(Request(method, target, tuple(headers), body), key_name)
 
 
-def _look_at(target: str, media: str | None, key_name: str | None) -> None:
+def _look_at(target: str, headers: list[tuple[str, str]], key_name: str | None) -> None:
     """Refuse what can't be sent: a line break in a path would be a second request, with the same credentials."""
     if not target.startswith("/") or BAD_IN_TARGET.search(target) or "#" in target:
         raise ConfigurationError(f"--openapi: the path {target!r} can't be sent. Give the request with --request.")
-    if media is not None and BAD_IN_VALUE.search(media):
-        raise ConfigurationError(f"--openapi: the media type {media!r} can't be sent.")
+    for name, text in headers:
+        if not TOKEN.fullmatch(name) or BAD_IN_VALUE.search(text):
+            raise ConfigurationError(f"--openapi: the header {name!r} with the value {text!r} can't be sent.")
     if key_name is not None and not TOKEN.fullmatch(key_name):
         raise ConfigurationError(f"--openapi: {key_name!r} can't be the name of a header. Give --key-header.")
 
@@ -122,6 +128,22 @@ def _key_name(document: Any, described: dict[str, Any]) -> str | None:
         if each.get("in") == "header" and isinstance(name, str) and _KEY.search(name):
             return name
     return None
+
+
+def _values(document: Any, described: dict[str, Any], place: str) -> list[tuple[str, str]]:
+    """Return the parameters in the query, or among the headers, that are required; and headers that have an example."""
+    found = []
+    for each in _parameters(document, described):
+        name, schema = each.get("name"), _resolved(document, each.get("schema", {}))
+        if each.get("in") != place or not isinstance(name, str) or _KEY.search(name) or name.lower() in _NOT_HERE:
+            continue
+        example = each.get("example", _first(_resolved(document, each.get("examples"))))
+        if example is None and isinstance(schema, dict):
+            example = schema.get("example", _first(schema.get("examples")))
+        if each.get("required") is True or (place == "header" and example is not None):
+            example = _sample(document, schema) if example is None else example
+            found.append((name, example if isinstance(example, str) else json.dumps(example)))
+    return found
 
 
 def _path_value(document: Any, described: dict[str, Any], name: str) -> str:

@@ -142,7 +142,7 @@ async def _learn(lab: Lab) -> str | None:
     try:
         await lab.must_be_still()
         before = await lab.watch()
-        first = _succeeded(await lab.answered(lab.keyed(lab.new_key())))
+        first = _succeeded(lab, await lab.answered(lab.keyed(lab.new_key())))
         lab.latency = first.seconds
         rise = await lab.learn_rise(before)
         between = await lab.watch()
@@ -184,13 +184,13 @@ def _look_at_rise(lab: Lab, rise: int, second: int) -> None:
         lab.passed(NEW_KEY, f"Two operations: the counter rose by {rise} each time.")
 
 
-def _succeeded(answer: Answer) -> Answer:
+def _succeeded(lab: Lab, answer: Answer) -> Answer:
     if answer.is_success:
         return answer
-    raise Undecided(_refusal(answer.status, answer.header("location")))
+    raise Undecided(_refusal(answer.status, answer.header("location"), lab.quoted(answer)))
 
 
-def _refusal(status: int, location: str | None) -> str:
+def _refusal(status: int, location: str | None, words: str) -> str:
     hint = {
         401: "Give credentials with --header.",
         403: "Give credentials that may do this with --header.",
@@ -202,4 +202,7 @@ def _refusal(status: int, location: str | None) -> str:
     }.get(status, "")
     if location and status in range(300, 400):
         hint = f"It redirects to {location}: give that URL."
+    if words:
+        # What it says itself is better than a guess.
+        hint = f'It says: "{words}". {"" if hint.startswith("Is ") else hint}'
     return f"The request with a new key is answered with {status}, so retries of it show nothing. {hint}".strip()

@@ -35,6 +35,9 @@ OWN_HEADERS = (("Accept", "*/*"), ("User-Agent", "semel-verify"))
 #: Headers of an answer that say something about retries.
 TELLING = ("idempotent-replayed", "retry-after", "location", "etag", "set-cookie")
 
+#: Members of an error that have its words.
+WORDS = ("detail", "message", "error_description", "error", "title")
+
 _UNPRINTABLE = re.compile(r"[^ -~\u00a0-\u2000\u2010-\u2027\u2030-\ud7ff\U00010000-\U0001ffff]")
 _SECRET_QUERY = re.compile(r"([?&][^=&]*(?:key|token|secret|passw|sig|auth)[^=&]*=)[^&#]*", re.IGNORECASE)
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
@@ -113,6 +116,17 @@ class Teller:
             text = self._hidden.sub(HIDDEN, text)
             text = _SECRET_QUERY.sub(rf"\1{HIDDEN}", text)
         return text
+
+    def quoted(self, answer: Answer) -> str:
+        """Return what *answer* says in words, in one line; "" if it says nothing."""
+        content = answer.json()
+        if isinstance(content, dict):
+            content = next((content[name] for name in WORDS if content.get(name)), "")
+            content = content.get("message", "") if isinstance(content, dict) else content
+        elif answer.media_type == "text/plain":
+            content = answer.body[:MAX_READ].decode(errors="replace")
+        text = " ".join(self.clean(content if isinstance(content, str) else "").split())
+        return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
 
     def _with_fresh_keys(self, line: str, requests: Sequence[Request]) -> str:
         """Put variables in place of the keys: under a key that was used, nothing would run again."""

@@ -57,6 +57,13 @@ def padded(request: Request) -> Request | None:
     return replace(request, body=b"{" + b" " * LARGE_BYTES + request.body[1:])
 
 
+def with_number(request: Request, number: int) -> Request | None:
+    """Return the same JSON with *number* as one more member; None if it has none."""
+    if not request.is_json or request.body[:1] != b"{":
+        return None
+    return replace(request, body=_spelled(json.loads(request.body) | {"semel-verify": number}))
+
+
 def with_unicode(request: Request) -> Iterator[Request]:
     """Yield requests in which one text has characters of two, three and four bytes."""
     if request.is_json and request.body:

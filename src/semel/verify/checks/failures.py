@@ -56,6 +56,11 @@ KILLED = Check(
     f"A request that loses its server to a crash takes effect once after a retry, or is finally refused ({DRAFT}, 2.6)",
     "A crash between the effect and its record is where operations are doubled, lost, or in progress for ever.",
 )
+TAKEN_OVER = Check(
+    "other-body-after-crash",
+    f"Another body does not take over the key of a request that lost its server to a crash ({DRAFT}, 2.7)",
+    "The first may have taken effect. A key that is compared only with finished operations is then one for two.",
+)
 
 
 async def _hang_up(lab: Lab) -> None:
@@ -143,8 +148,7 @@ async def _durable(lab: Lab) -> None:
     command = given(lab.settings.restart_cmd)
     request, watch = lab.keyed(lab.new_key()), await lab.watch()
     first = await lab.first(request)
-    done = await restart(lab.client, command)
-    lab.note(f"the server was restarted in {done.seconds:.1f} s")
+    await _restart(lab, command)
     again = await lab.finished(request, lab.settings.patience)
     if lab.has_counter:
         try:
@@ -163,6 +167,12 @@ async def _durable(lab: Lab) -> None:
     lab.judge(
         DURABLE, ok=is_replay_of(first, again), good="After the restart the retry gets the first answer.", bad=bad
     )
+
+
+async def _restart(lab: Lab, command: str) -> None:
+    probe = Request("GET", lab.request.target, lab.request.headers).lacking("content-type")
+    done = await restart(lab.client, command, probe=probe if lab.settings.is_behind_gateway else None)
+    lab.note(f"the server was restarted in {done.seconds:.1f} s")
 
 
 async def _killed(lab: Lab) -> None:
@@ -218,12 +228,35 @@ async def _while_restarting(lab: Lab, command: str) -> tuple[list[Request], list
     streams = [asyncio.ensure_future(stream()) for _ in range(STREAMS)]
     await asyncio.sleep(min(HEAD_START, lab.latency / 3))
     try:
-        done = await restart(lab.client, command)
+        await _restart(lab, command)
     finally:
         is_over.set()
         await asyncio.gather(*streams)
-    lab.note(f"the server was restarted in {done.seconds:.1f} s")
     return lost, answered
+
+
+async def _taken_over(lab: Lab) -> None:
+    command, other = given(lab.settings.restart_cmd), await lab.other()
+    key, watch = lab.new_key(), await lab.watch()
+    request = lab.keyed(key)
+    sending = asyncio.ensure_future(lab.client.send(request))
+    await asyncio.sleep(min(HEAD_START, lab.latency / 3))
+    try:
+        await _restart(lab, command)
+    finally:
+        lost = await sending
+    if isinstance(lost, Answer) and lost.is_success:
+        raise Undecided("The request was answered before the server was killed. A slower request would show it.")
+    lab.record(Step((request,), (lost,), note="while the server was killed"))
+    answer = await lab.finished(lab.keyed(key, other), lab.settings.recovery)
+    if is_refusal(answer) and not _is_stuck(answer):
+        lab.passed(TAKEN_OVER, f"Another body under its key is refused with {said(answer)}.")
+    elif not (isinstance(answer, Answer) and answer.is_success):
+        raise Undecided(f"Another body under its key gets {said(answer)}.")
+    elif lab.has_counter and (runs := await lab.runs(watch, [], 1)).count > 1:
+        lab.failed(TAKEN_OVER, f"Another body under its key was accepted, and both took effect: {runs.how}.")
+    else:
+        raise Undecided("Another body under its key was accepted. The first may not have come to use it.")
 
 
 def _is_stuck(outcome: Outcome) -> bool:
@@ -254,4 +287,5 @@ EXPERIMENTS = (
     Experiment(_error, (ERROR,), creates=1, sends=2, reason_against=_no_failing),
     Experiment(_durable, (DURABLE,), creates=1, sends=2, reason_against=_no_command),
     Experiment(_killed, (KILLED,), creates=STREAM * STREAMS, sends=2 * STREAM * STREAMS, reason_against=_no_command),
+    Experiment(_taken_over, (TAKEN_OVER,), creates=2, sends=2, reason_against=_no_command),
 )

@@ -12,6 +12,7 @@ from semel.verify.checks.base import (
     STRIPE,
     Experiment,
     control,
+    given,
     is_refusal,
     is_replay_of,
     is_server_error,
@@ -22,10 +23,12 @@ from semel.verify.checks.refusals import fault_of
 from semel.verify.lab import Lab, Watch
 from semel.verify.message import Answer, Request
 from semel.verify.model import Check, Undecided
-from semel.verify.variants import numbered, padded, with_query
+from semel.verify.variants import numbered, padded, with_number, with_query
 
 #: A script with a fixed key: how many different requests it sends.
 FIXED = 5
+#: 2^53: the first whole number that is one with its successor where numbers are doubles.
+PAST_DOUBLES = 9_007_199_254_740_992
 NO_SUCH_PATH = "/semel-verify-no-such-path"
 UNGUARDED = frozenset({404, 405, 501})
 
@@ -58,6 +61,11 @@ END = Check(
     "large-body-end",
     f"A difference at the end of a large body counts ({DRAFT}, 2.4)",
     "A fingerprint of the first kilobytes only takes two different orders for one.",
+)
+NUMBER = Check(
+    "large-number",
+    f"Whole numbers that differ beyond 2^53 differ ({DRAFT}, 2.4; RFC 8259, 6)",
+    "A fingerprint of numbers as JavaScript reads them takes two references of 17 digits for one.",
 )
 QUERY = Check(
     "other-query",
@@ -168,6 +176,17 @@ async def _large_end(lab: Lab) -> None:
     await _judge_mismatch(lab, END, watch, (first, answer), "A large body with another end")
 
 
+async def _number(lab: Lab) -> None:
+    one, two = given(with_number(lab.request, PAST_DOUBLES)), given(with_number(lab.request, PAST_DOUBLES + 1))
+    key, watch = lab.new_key(), await lab.watch()
+    first = await lab.answered(lab.keyed(key, one))
+    if not first.is_success:
+        lab.skipped(NUMBER, f"The API takes no further member in its JSON: {first.status}.")
+        return
+    answer = await lab.answered(lab.keyed(key, two))
+    await _judge_mismatch(lab, NUMBER, watch, (first, answer), f"{PAST_DOUBLES + 1} in place of {PAST_DOUBLES}")
+
+
 async def _query(lab: Lab) -> None:
     other = with_query(lab.request)
     alone = await lab.answered(lab.keyed(lab.new_key(), other))
@@ -241,6 +260,10 @@ def _not_padded(lab: Lab) -> str | None:
     return None if padded(lab.request) else "The body is not a JSON object."
 
 
+def _no_members(lab: Lab) -> str | None:
+    return None if with_number(lab.request, 0) else "The body is not a JSON object."
+
+
 def _no_put(lab: Lab) -> str | None:
     is_safe = lab.settings.may_replace or lab.request.method != "POST"
     return None if is_safe else "PUT and PATCH may replace what is there. Say --may-replace if they may be sent."
@@ -256,6 +279,7 @@ EXPERIMENTS = (
     Experiment(_other_body, (REFUSED, STATUS, EXPLAINED, KEPT), creates=2, sends=4, reason_against=_no_body),
     Experiment(_fixed_key, (FIXED_KEY,), creates=1, sends=FIXED, reason_against=_no_body),
     Experiment(_large_end, (END,), creates=1, sends=2, reason_against=_not_padded),
+    Experiment(_number, (NUMBER,), creates=1, sends=2, reason_against=_no_members),
     Experiment(_query, (QUERY,), creates=2, sends=3),
     Experiment(_elsewhere, (PATH, METHOD, GET, HEAD), creates=1, sends=3),
     Experiment(_patch, (PATCH,), creates=1, sends=2, reason_against=_no_patch),
