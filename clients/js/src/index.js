@@ -17,6 +17,10 @@ const CHALLENGES = new Set([401, 407]);
 const TO_A_RESULT = new Set([301, 302, 303]);
 const REDIRECTS = new Set([...TO_A_RESULT, 307, 308]);
 const MAX_REDIRECTS = 20;
+const PREFIX = "semel:";
+const DAY = 24 * 60 * MINUTE;
+// Milliseconds from when it can't be sent any more until an intent is forgotten, as in the journal of Python.
+const KEEP = 90 * DAY;
 const WITHOUT_BODY = new Set([101, 204, 205, 304]);
 const OPTIONS = new Set(
   ["hosts", "deadline", "tryTimeout", "retention", "storage", "header", "quoted", "followAccepted", "fetch"],
@@ -79,6 +83,7 @@ export function idempotentFetch(options = {}) {
   }
   const honoured = hosts && new Set(hosts.map((host) => host.toLowerCase()));
   const settings = { deadline, tryTimeout, retention, storage, header, followAccepted, fetch: given };
+  let tidiedAt = -Infinity;
 
   const send = async (input, init = {}) => {
     const { intent, ...rest } = init;
@@ -113,7 +118,10 @@ export function idempotentFetch(options = {}) {
       await fixBoundary(operation);
       const digest = await digestOf(`${request.method} ${request.url}\n`, operation.body);
       try {
-        await limited(signal, deadline, () => alone(nameOf(intent), () => begin(operation, digest, ownKey, settings)));
+        await limited(signal, deadline, async () => {
+          if (now() - tidiedAt > DAY / 1000) (tidiedAt = now()), await tidy(storage);
+          await alone(nameOf(intent), () => begin(operation, digest, ownKey, settings));
+        });
       } catch (cause) {
         if (cause instanceof ClientError || signal?.aborted) throw cause;
         throw new ClientError(`The storage of keys has failed (${cause}). Nothing was sent.`, { intent, cause });
@@ -194,6 +202,25 @@ function entryOf(text) {
   } catch {
     return null;
   }
+}
+
+/** Remove entries that are long past their time, as far as the storage can list them. */
+async function tidy(storage) {
+  try {
+    for (const name of await namesIn(storage)) {
+      const isOld = async () => entryOf(await storage.getItem(name))?.notAfter < Date.now() - KEEP;
+      if (name.startsWith(PREFIX) && (await isOld())) {
+        await alone(name, async () => (await isOld()) && storage.removeItem(name));
+      }
+    }
+  } catch {
+    // It can be tidied another time, and may still take a key.
+  }
+}
+
+async function namesIn(storage) {
+  if (storage.names) return [...(await storage.names())];
+  return typeof storage.key === "function" ? Array.from({ length: storage.length }, (_, index) => storage.key(index)) : [];
 }
 
 async function tries(operation, settings) {
@@ -464,11 +491,12 @@ function memory() {
     getItem: (name) => kept.get(name) ?? null,
     setItem: (name, text) => void kept.set(name, text),
     removeItem: (name) => void kept.delete(name),
+    names: () => kept.keys(),
   };
 }
 
 function nameOf(intent) {
-  return `semel:${intent}`;
+  return PREFIX + intent;
 }
 
 function now() {

@@ -69,7 +69,7 @@ test("the fetch of another library gets what the caller gave, and no Request of 
 
 test("a deadline ends a try that hangs, and the error has the key", async (t) => {
   const { seen, url, host } = await serve(t, () => {});
-  const send = idempotentFetch({ deadline: 200, hosts: [host] });
+  const send = idempotentFetch({ deadline: 500, hosts: [host] });
   await assert.rejects(send(url, payment), (error) => {
     assert.ok(error instanceof RequestOutcomeUnknown);
     assert.deepEqual(keysOf(seen), new Set([error.key]));
@@ -169,8 +169,10 @@ for (const [moment, answer] of Object.entries(aborts)) {
 }
 
 test("a time limit of the caller's own leaves the key as well, in a Request too", async (t) => {
-  const { seen, url } = await serve(t, () => {});
-  const limited = () => ({ ...payment, signal: AbortSignal.timeout(50) });
+  let controller;
+  const late = () => controller.abort(new DOMException("late", "TimeoutError"));
+  const { seen, url } = await serve(t, late);
+  const limited = () => ({ ...payment, signal: (controller = new AbortController()).signal });
   for (const given of [() => [url, limited()], () => [new Request(url, limited())]]) {
     await assert.rejects(idempotentFetch()(...given()), (error) => {
       assert.deepEqual([error.name, error.cause.name], ["RequestOutcomeUnknown", "TimeoutError"]);
@@ -186,7 +188,7 @@ test("a try that gets no answer is ended by its own limit, and sent again with t
     if (count === 2) response.writeHead(202, { location: "/status", "retry-after": "0" }).end();
     else if (count > 3) paid(response);
   });
-  assert.equal((await idempotentFetch({ tryTimeout: 50 })(url, payment)).status, 201);
+  assert.equal((await idempotentFetch({ tryTimeout: 300 })(url, payment)).status, 201);
   assert.deepEqual(seen.map((each) => each.method), ["POST", "POST", "GET", "POST"]);
   assert.equal(keysOf(seen.filter((each) => each.method === "POST")).size, 1);
 });
@@ -616,6 +618,34 @@ test("a form that is made anew is the same intent, with the same bytes", async (
   assert.equal(read.get("amount"), "5");
   assert.equal(read.get("receipt").name, "receipt.bin");
   await assert.rejects(send(url, form("6")), IntentDiffers);
+});
+
+test("an entry is removed long after its time, and no other", async (t) => {
+  const before = Date.now;
+  t.after(() => (Date.now = before));
+  const { url } = await serve(t, paid);
+  const kept = new Map([["theme", "dark"], ["semel:other", "text"]]);
+  const storage = {
+    getItem: (name) => kept.get(name) ?? null,
+    setItem: (name, text) => void kept.set(name, text),
+    removeItem: (name) => void kept.delete(name),
+  };
+  const page = { ...storage, key: (index) => [...kept.keys()][index], get length() { return kept.size; } };
+  const pay = (where, intent) => idempotentFetch({ storage: where })(url, { ...payment, intent });
+  await pay(page, "invoice 17");
+  for (const days of [2, 90]) {
+    Date.now = () => before() + days * 86_400_000;
+    await pay(page, `invoice after ${days}`);
+    await assert.rejects(pay(page, "invoice 17"), RequestOutcomeUnknown);
+  }
+  Date.now = () => before() + 92 * 86_400_000;
+  await pay(page, "invoice 18");
+  assert.deepEqual([...kept.keys()], ["theme", "semel:other", "semel:invoice after 2", "semel:invoice after 90", "semel:invoice 18"]);
+  Date.now = () => before() + 200 * 86_400_000;
+  await pay(storage, "invoice 19"); // It can't be listed.
+  assert.equal(kept.size, 6);
+  await pay({ ...storage, names: async () => kept.keys() }, "invoice 20");
+  assert.deepEqual([...kept.keys()], ["theme", "semel:other", "semel:invoice 19", "semel:invoice 20"]);
 });
 
 test("a storage that fails, or has something else, is told in words", async (t) => {
