@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import partial, wraps
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, TypeVarTuple, cast
 
 from semel.core.policy import FINAL_STATUSES, Policy
 from semel.core.record import OnCrash
@@ -22,6 +22,8 @@ from semel.guard.request import switch
 
 P = ParamSpec("P")
 R = TypeVar("R")
+#: The arguments that are passed on.
+Args = TypeVarTuple("Args")
 
 #: Queues and operators retry later than HTTP clients do.
 RETENTION = timedelta(days=30)
@@ -71,9 +73,9 @@ def idempotent(
 
 def once(
     key: str,
-    function: Callable[..., R],
+    function: Callable[[*Args], R],
     /,
-    *args: Any,
+    *args: *Args,
     scope: Owner = SINGLE_TENANT,
     store: Any = None,
     name: str | None = None,
@@ -91,7 +93,7 @@ def once(
     """
     policy = _policy(policy, ONE_OFF_RETENTION, compare, retention=retention, lease=lease, on_crash=on_crash)
     is_awaited = is_async(function)
-    call = function if isinstance(function, partial) else partial(function)
+    call: partial[R] = function if isinstance(function, partial) else partial(cast("Callable[..., R]", function))
 
     def the_key(*_args: Any, **_kwargs: Any) -> str:
         return key

@@ -14,6 +14,7 @@ from semel.errors import (
     ConfigurationError,
     FailedBefore,
     InProgress,
+    KeyReused,
     LeaseLost,
     NoEffect,
     NotReplayable,
@@ -37,6 +38,13 @@ MAX_WORDS = 1000
 
 JSON_TYPE = b"application/json"
 CODECS_TYPE = b"application/octet-stream"
+
+#: What is said of a call in other words than of a request.
+_WORDS: dict[type[Refusal], str] = {
+    InProgress: "Another call of {} with this key is under way, or its process has died and its lease has not ended. "
+    "Wait, then call it again.",
+    KeyReused: "This key was used for a call with other arguments. Use a new key for a new operation.",
+}
 
 _NOT_AS_IT_WAS = "it does not come back from JSON as it was"
 
@@ -183,7 +191,10 @@ class Outcome:
             return LeaseLost()
         if isinstance(refusal, StoreError):
             refusal.retry_after = STORE_RETRY_AFTER_SECONDS
-        return refusal
+        if words := _WORDS.get(type(refusal)):
+            refusal.args = (words.format(self._results.name),)
+        # Where in the flow it was refused says nothing to the caller.
+        return refusal.with_traceback(None)
 
 
 def _freed(operation: Operation) -> Ending:
