@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum, IntFlag, StrEnum
@@ -70,6 +70,14 @@ class Counted:
 
     total: int
     count: int = field(init=False, default=0)
+
+
+@dataclass
+class Given:
+    """What it was made with is not in its fields."""
+
+    total: int
+    rate: InitVar[int]
 
 
 @dataclass
@@ -194,7 +202,7 @@ def test_what_is_not_as_it_was_annotated(memory: MemoryStore, kind: Any, result:
         *((dict[int, str], "dict[int, str]"), (Mapping[Literal[1], str], "Literal[1], str"), (Pair, "Pair")),
         *((list[bytes], "bytes"), (set[int], "set[int]"), (timedelta, "timedelta"), (Awaitable[Decimal], "Awaitable")),
         *((Decimal | str, "decimal.Decimal | str"), (Sequence[Decimal], "Sequence[decimal.Decimal]"), (Odd, "Odd")),
-        *((Counted, "Counted"), (Item | Receipt, "Item | "), (dict[str, Pair], "Pair")),
+        *((Counted, "Counted"), (Given, "Given"), (Item | Receipt, "Item | "), (dict[str, Pair], "Pair")),
     ],
 )
 def test_what_does_not_come_back(memory: MemoryStore, kind: Any, name: str) -> None:

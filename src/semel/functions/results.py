@@ -46,6 +46,10 @@ _WORDS: dict[type[Refusal], str] = {
     KeyReused: "This key was used for a call with other arguments. Use a new key for a new operation.",
 }
 
+_HOW = (
+    "Annotate what the function returns (-> Decimal, or a dataclass), with names that are there when it runs and not "
+    "under TYPE_CHECKING; or give codec=."
+)
 _NOT_AS_IT_WAS = "it does not come back from JSON as it was"
 
 #: Refusals that are stored in place of a result, or stand for one that was not kept, by their slug.
@@ -91,7 +95,7 @@ class Results:
             is_exact = form is None or form.write(form.read(stored), "result") == stored
             where = None if is_exact else _NOT_AS_IT_WAS
         except ResultNotJSON as error:
-            error.add_note("Annotate what the function returns (-> Decimal, or a dataclass), or give codec=.")
+            error.add_note(_HOW)
             raise
         except Exception as error:
             where = str(error) if isinstance(error, Misfit) else f"{_NOT_AS_IT_WAS} ({type(error).__name__})"

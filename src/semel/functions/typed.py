@@ -5,6 +5,7 @@ tuples, dataclasses, models of pydantic, which is not imported here. What is sto
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import types
 from collections.abc import Callable, Mapping
@@ -221,9 +222,11 @@ def _of_several(kind: Any, members: list[tuple[Any, Form | None]]) -> Form | Non
 def _of_members(kind: type[Any], known: dict[Any, Form]) -> Form:
     """Return the form of a ``TypedDict`` or a dataclass."""
     fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
-    is_more = issubclass(kind, (str, int, float, list, tuple, BaseException)) or not all(each.init for each in fields)
-    if fields and is_more:
-        raise Unwritable(named(kind))
+    if fields and (
+        issubclass(kind, (str, int, float, list, tuple, BaseException))
+        or {each.name for each in fields} != inspect.signature(kind).parameters.keys()
+    ):
+        raise Unwritable(named(kind))  # It holds more than its fields, or is not made of them.
     known[kind] = members = _Members(dict if is_typeddict(kind) else kind, {})
     hints = get_type_hints(kind)
     names = [each.name for each in fields] or (hints if is_typeddict(kind) else ())
