@@ -118,10 +118,8 @@ export function idempotentFetch(options = {}) {
       await fixBoundary(operation);
       const digest = await digestOf(`${request.method} ${request.url}\n`, operation.body);
       try {
-        await limited(signal, deadline, async () => {
-          if (now() - tidiedAt > DAY / 1000) (tidiedAt = now()), await tidy(storage);
-          await alone(nameOf(intent), () => begin(operation, digest, ownKey, settings));
-        });
+        if (now() - tidiedAt > DAY / 1000) (tidiedAt = now()), void tidy(storage);
+        await limited(signal, deadline, () => alone(nameOf(intent), () => begin(operation, digest, ownKey, settings)));
       } catch (cause) {
         if (cause instanceof ClientError || signal?.aborted) throw cause;
         throw new ClientError(`The storage of keys has failed (${cause}). Nothing was sent.`, { intent, cause });
@@ -172,9 +170,11 @@ async function begin(operation, digest, ownKey, { storage, retention, deadline }
   const name = nameOf(intent);
   let stored = await storage.getItem(name);
   if (!stored) {
-    const text = JSON.stringify({ key: operation.key, digest, notAfter: Date.now() + retention - deadline });
+    const forgottenAt = Date.now() + retention;
+    const text = JSON.stringify({ key: operation.key, digest, notAfter: forgottenAt - deadline, forgottenAt });
     // Before the first byte leaves. What is read back may be another tab's, where there are no locks.
-    if (!storage.addItem) await storage.setItem(name, text);
+    // A page's storage shows what is in it as its properties, too.
+    if (typeof storage.addItem !== "function") await storage.setItem(name, text);
     else if (await storage.addItem(name, text)) return;
     stored = await storage.getItem(name);
     if (stored === text) return;
@@ -188,7 +188,8 @@ async function begin(operation, digest, ownKey, { storage, retention, deadline }
   if (entry.digest !== digest || (ownKey !== null && ownKey !== entry.key)) {
     throw new IntentDiffers("Another request has this intent. Nothing was sent.", about);
   }
-  if (Date.now() >= entry.notAfter) {
+  // Another page may have had a shorter deadline.
+  if (Date.now() >= entry.notAfter || Date.now() + deadline > entry.forgottenAt) {
     throw new RequestOutcomeUnknown("This intent is past the server's retention, so it is not sent again.", about);
   }
   operation.key = entry.key;
@@ -219,7 +220,7 @@ async function tidy(storage) {
 }
 
 async function namesIn(storage) {
-  if (storage.names) return [...(await storage.names())];
+  if (typeof storage.names === "function") return [...(await storage.names())];
   return typeof storage.key === "function" ? Array.from({ length: storage.length }, (_, index) => storage.key(index)) : [];
 }
 

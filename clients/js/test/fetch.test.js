@@ -620,6 +620,20 @@ test("a form that is made anew is the same intent, with the same bytes", async (
   await assert.rejects(send(url, form("6")), IntentDiffers);
 });
 
+test("an intent is not sent past the retention by a page with a longer deadline", async (t) => {
+  const before = Date.now;
+  t.after(() => (Date.now = before));
+  const { seen, url } = await serve(t, paid);
+  const kept = new Map();
+  const storage = { getItem: (name) => kept.get(name), setItem: (...given) => void kept.set(...given), removeItem() {} };
+  const pay = (deadline) => idempotentFetch({ storage, deadline, retention: 3_600_000 })(url, { ...payment, intent: "invoice 17" });
+  await pay(60_000);
+  Date.now = () => before() + 3_000_000;
+  await assert.rejects(pay(1_800_000), RequestOutcomeUnknown);
+  assert.equal(seen.length, 1);
+  assert.equal((await pay(60_000)).status, 201);
+});
+
 test("an entry is removed long after its time, and no other", async (t) => {
   const before = Date.now;
   t.after(() => (Date.now = before));
@@ -630,7 +644,7 @@ test("an entry is removed long after its time, and no other", async (t) => {
     setItem: (name, text) => void kept.set(name, text),
     removeItem: (name) => void kept.delete(name),
   };
-  const page = { ...storage, key: (index) => [...kept.keys()][index], get length() { return kept.size; } };
+  const page = { ...storage, names: "an item", addItem: "another", key: (index) => [...kept.keys()][index], get length() { return kept.size; } };
   const pay = (where, intent) => idempotentFetch({ storage: where })(url, { ...payment, intent });
   await pay(page, "invoice 17");
   for (const days of [2, 90]) {
@@ -645,6 +659,7 @@ test("an entry is removed long after its time, and no other", async (t) => {
   await pay(storage, "invoice 19"); // It can't be listed.
   assert.equal(kept.size, 6);
   await pay({ ...storage, names: async () => kept.keys() }, "invoice 20");
+  await new Promise((resolve) => setImmediate(resolve));
   assert.deepEqual([...kept.keys()], ["theme", "semel:other", "semel:invoice 19", "semel:invoice 20"]);
 });
 
