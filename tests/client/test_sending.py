@@ -594,6 +594,15 @@ def test_keys_as_bytes(server: Served, call: Call, key: str | bytes) -> None:
     assert server.keys == ["order-17"] * 2
 
 
+def test_an_empty_key_is_none(server: Served, call: Call) -> None:
+    """A request whose key is empty gets one: many servers take an empty key for none, and run each try."""
+    server.faults.append("lose after")
+    assert call().post(server.url, json={}, headers={"Idempotency-Key": ""}).status == 201
+    (key,) = set(server.keys)
+    assert key
+    assert server.effects.total() == 1
+
+
 @pytest.mark.parametrize("retries", [3, Retry(total=None, read=3, allowed_methods=None)], ids=["3", "no total"])
 def test_adapters_that_retry_by_themselves(retries: int | Retry) -> None:
     """An adapter of requests that retries below ours is refused."""

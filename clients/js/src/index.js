@@ -90,7 +90,7 @@ export function idempotentFetch(options = {}) {
     const request = new Request(input, rest);
     const url = new URL(request.url);
     const isHonoured = !honoured || honoured.has(url.hostname) || honoured.has(url.host);
-    const ownKey = request.headers.get(header);
+    const ownKey = request.headers.get(header) || null; // An empty key is none: a server may run what has one each time.
     const isGuarded =
       isHonoured && !SAFE.has(request.method) && (METHODS.has(request.method) || ownKey !== null || intent !== undefined);
     if (intent !== undefined && (!isGuarded || typeof intent !== "string" || !intent.trim())) {

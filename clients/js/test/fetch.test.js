@@ -40,6 +40,12 @@ test("a lost request is sent again, with the same key and bytes", async (t) => {
   assert.deepEqual(new Set(seen.map((each) => each.body)), new Set([payment.body]));
 });
 
+test("a request whose key is empty gets one", async (t) => {
+  const { seen, url } = await serve(t, (response, count) => (count === 1 ? response.destroy() : paid(response)));
+  await idempotentFetch()(url, { ...payment, headers: { "Idempotency-Key": "" } });
+  assert.match([...keysOf(seen)].join(), /^[0-9a-f-]{36}$/);
+});
+
 test("a form keeps its boundary", async (t) => {
   const { seen, url } = await serve(t, (response, count) => (count === 1 ? response.destroy() : paid(response)));
   const form = new FormData();

@@ -107,8 +107,9 @@ class _Wrapped(_Base):  # type: ignore[misc]  # as above
         mark: _Mark | None = extensions.get(_MARK)
         if mark is not None and isinstance(closed := extensions.get("timeout"), _Closed):
             extensions["timeout"] = dict(closed)
-        # Not headers.get: it decodes all of them.
-        given: str | None = headers.get(header) if self._header in [name.lower() for name, _ in headers.raw] else None
+        # Not headers.get: it decodes all of them. An empty key is none: a server may run what has one each time.
+        is_given = self._header in [name.lower() for name, _ in headers.raw]
+        given: str | None = (headers.get(header) or None) if is_given else None
         intent: str | None = extensions.get(INTENT)
         if mark is not None and request.method in _WITHOUT_BODY:
             intent = None  # A redirect has made a GET of it: it is another request.
