@@ -202,7 +202,14 @@ def test_what_is_not_as_it_was_annotated(memory: MemoryStore, kind: Any, result:
         *((dict[int, str], "dict[int, str]"), (Mapping[Literal[1], str], "Literal[1], str"), (Pair, "Pair")),
         *((list[bytes], "bytes"), (set[int], "set[int]"), (timedelta, "timedelta"), (Awaitable[Decimal], "Awaitable")),
         *((Decimal | str, "decimal.Decimal | str"), (Sequence[Decimal], "Sequence[decimal.Decimal]"), (Odd, "Odd")),
-        *((Counted, "Counted"), (Given, "Given"), (Item | Receipt, "Item | "), (dict[str, Pair], "Pair")),
+        *(
+            (Counted, "Counted"),
+            (Given, "Given"),
+            (Item | Receipt, "Item | "),
+            (dict[str, Pair], "Pair"),
+            (Enum, "Enum"),
+        ),
+        *((BaseModel, "BaseModel"), (StrEnum | None, "StrEnum")),
     ],
 )
 def test_what_does_not_come_back(memory: MemoryStore, kind: Any, name: str) -> None:

@@ -185,9 +185,10 @@ def _form(kind: Any, known: dict[Any, Form]) -> Form | None:
         return None if found is Literal else _of_several(kind, [(part, _form(part, known)) for part in parts])
     if not parts and (is_typeddict(found) or dataclasses.is_dataclass(found)):
         return _of_members(found, known)
-    if callable(getattr(found, "model_validate_json", None)):
+    # What has no fields or members of its own is the base of others, which would be lost.
+    if callable(getattr(found, "model_validate_json", None)) and getattr(found, "model_fields", None):
         return _Model(found)
-    if issubclass(found, Enum) and all(type(each.value) in {str, int} for each in found):
+    if issubclass(found, Enum) and len(found) and all(type(each.value) in {str, int} for each in found):
         return _Text(found, _value_of, found)
     return _of_container(kind, found, parts, known)
 
