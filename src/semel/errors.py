@@ -550,9 +550,10 @@ class HandlerIsOver(StepError):
 class ResultNotJSON(StepError):
     """The result is stored as JSON, since a retry gets it again: return dicts, lists, strings, numbers or None."""
 
-    def __init__(self, name: str, result: object) -> None:
-        """Say the type of *result*, and not its value, which may be a secret."""
-        super().__init__(f"{name!r} returned {type(result).__name__}. {_said(type(self))}")
+    def __init__(self, name: str, result: object, where: str | None = None) -> None:
+        """Say the type of *result*, and *where* in it is what; not its value, which may be a secret."""
+        what = type(result).__name__ + (f": {where}" if where else "")
+        super().__init__(f"{name!r} returned {what}. {_said(type(self))}")
 
 
 class RecoveryPointLost(StepError):

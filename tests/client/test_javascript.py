@@ -45,12 +45,34 @@ def test_what_is_published() -> None:
     assert all(re.search(rf"^export (?:function|class) {name}\b", said, re.MULTILINE) for name in exported)
 
 
-@pytest.fixture(scope="module")
-def typescript(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with TypeScript in it, and the package as its users install it."""
+@pytest.mark.parametrize(
+    "program", ["const client = require('semel-client');", "import * as client from 'semel-client';"]
+)
+def test_installed_from_a_checkout(tmp_path: Path, program: str) -> None:
+    """As README says, it is packed, installed, and loaded by a CommonJS program as by an ES module."""
+    npm = _npm()
+    node = find(NODE, tmp_path) / "node"
+    packed = subprocess.run([npm, "pack", PACKAGE], cwd=tmp_path, check=True, capture_output=True, text=True)
+    install = [npm, "install", "--offline", "--no-audit", "--no-fund", f"./{packed.stdout.strip()}"]
+    subprocess.run(install, cwd=tmp_path, check=True, capture_output=True)
+    assert not (tmp_path / "node_modules" / "semel-client").is_symlink()
+    file = tmp_path / ("program.cjs" if "require" in program else "program.mjs")
+    file.write_text(f"{program} console.log(typeof client.idempotentFetch());")
+    done = subprocess.run([node, file], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("function\n", "")
+
+
+def _npm() -> str:
     npm = shutil.which("npm")
     if npm is None:
         raise NoServerBinary(EXPRESS)
+    return npm
+
+
+@pytest.fixture(scope="module")
+def typescript(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with TypeScript in it, and the package as its users install it."""
+    npm = _npm()
     folder = tmp_path_factory.mktemp("typescript")
     wanted = ["typescript@5", "@types/node@20"]
     install = [npm, "install", "--prefer-offline", "--no-audit", "--no-fund", "--ignore-scripts", *wanted]
@@ -78,8 +100,9 @@ def test_types(typescript: Path, where: list[str]) -> None:
     """A type checker takes programs that use the package rightly, and no others, for Node and for browsers."""
     resolution = "nodenext" if "nodenext" in where else "bundler"
     compiler = typescript / "node_modules" / ".bin" / "tsc"
+    strict = ["--noEmit", "--strict", "--exactOptionalPropertyTypes", "--target", "es2022"]
     checked = subprocess.run(
-        [compiler, "--noEmit", "--strict", "--target", "es2022", *where, "--moduleResolution", resolution, "types.ts"],
+        [compiler, *strict, *where, "--moduleResolution", resolution, "types.ts"],
         cwd=typescript,
         capture_output=True,
         text=True,

@@ -472,6 +472,27 @@ def test_streams(library: Any, headers: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("library", [httpx, httpx2])
+def test_a_status_url_is_asked_in_the_same_way(library: Any) -> None:
+    """What the caller says about how a request is sent, such as the name for TLS, holds for a status URL."""
+    said: list[dict[str, Any]] = []
+
+    def answer(request: Any) -> Any:
+        said.append(request.extensions)
+        headers = {"Location": "/status", "Retry-After": "0"} if request.method == "POST" else {}
+        return library.Response(202 if headers else 200, headers=headers)
+
+    transport = IdempotentTransport(library.MockTransport(answer))
+    with library.Client(transport=transport) as client:
+        extensions = {"sni_hostname": "api.example.com", "target": b"/pay"}
+        assert client.post("https://127.0.0.1/pay", extensions=extensions).status_code == 200
+    assert [(each["sni_hostname"], each.get("target")) for each in said] == [
+        ("api.example.com", b"/pay"),
+        ("api.example.com", None),
+    ]
+    assert all(each["timeout"]["read"] for each in said)
+
+
+@pytest.mark.parametrize("library", [httpx, httpx2])
 def test_streams_of_tries_are_closed(library: Any) -> None:
     """An answer that is not read to its end, and not returned either, is closed: its connection is free again."""
     streams: list[Chunks] = []
@@ -571,6 +592,15 @@ def test_keys_as_bytes(server: Served, call: Call, key: str | bytes) -> None:
     else:
         assert caller.post(server.url, json={}, headers=headers).status == 201
     assert server.keys == ["order-17"] * 2
+
+
+def test_an_empty_key_is_none(server: Served, call: Call) -> None:
+    """A request whose key is empty gets one: many servers take an empty key for none, and run each try."""
+    server.faults.append("lose after")
+    assert call().post(server.url, json={}, headers={"Idempotency-Key": ""}).status == 201
+    (key,) = set(server.keys)
+    assert key
+    assert server.effects.total() == 1
 
 
 @pytest.mark.parametrize("retries", [3, Retry(total=None, read=3, allowed_methods=None)], ids=["3", "no total"])

@@ -2,7 +2,10 @@
 
 import json
 import math
+import re
+from decimal import Decimal
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from hypothesis import given
@@ -204,7 +207,23 @@ def test_not_json(value: object) -> None:
     """What JSON can't hold is refused. The message says what kind it was and not what was in it."""
     with pytest.raises(ResultNotJSON) as refused:
         as_json("charge_created", value)
-    assert str(refused.value).startswith(f"'charge_created' returned {type(value).__name__}.")
+    assert re.match(rf"'charge_created' returned {type(value).__name__}[.:] ", str(refused.value))
+
+
+@pytest.mark.parametrize(
+    "value, words",
+    [
+        ({"items": [{"price": 1}, {"price": Decimal(1)}]}, "result.items[1].price is a Decimal"),
+        ([{"unit price": [{1}]}], "result[0]['unit price'][0] is a set"),
+        ({"rate": (1.0, math.inf)}, "result.rate[1] is inf"),
+        ({"by": {(1, 2): 3}}, "result.by has a name that is a tuple"),
+        ({"id": uuid4()}, "result.id is a UUID"),
+    ],
+)
+def test_where_it_is_not_json(value: object, words: str) -> None:
+    """The message says where the value is that JSON can't hold."""
+    with pytest.raises(ResultNotJSON, match=re.escape(f"returned {type(value).__name__}: {words}. ")):
+        as_json("charge_created", value)
 
 
 def test_half_of_a_surrogate_pair() -> None:

@@ -5,7 +5,7 @@ from datetime import datetime
 from decimal import Decimal
 from enum import Enum, StrEnum
 from functools import wraps
-from typing import Annotated, Any, Literal, NamedTuple, NewType, NoReturn, Protocol, TypedDict, TypeVar
+from typing import Annotated, Any, Literal, NewType, NoReturn, Protocol, TypedDict, TypeVar
 
 import pytest
 
@@ -22,11 +22,6 @@ class Colour(Enum):
 
 class Word(StrEnum):
     RED = "red"
-
-
-class Pair(NamedTuple):
-    one: int
-    other: Decimal
 
 
 class Tree(TypedDict):
@@ -59,7 +54,7 @@ def returning(kind: Any) -> Any:
 )
 def test_what_comes_back_as_it_was(kind: Any) -> None:
     """What JSON can hold is taken, and so is what the annotation does not tell."""
-    assert unwritable(returning(kind), exactly=True) is None
+    assert unwritable(returning(kind)) is None
 
 
 @pytest.mark.parametrize(
@@ -73,19 +68,6 @@ def test_what_comes_back_as_it_was(kind: Any) -> None:
 def test_what_json_can_not_hold(kind: Any, name: str) -> None:
     """A type that JSON has no form for is found, however deep it stands."""
     assert unwritable(returning(kind)) == name
-
-
-@pytest.mark.parametrize(
-    "kind, name",
-    [
-        *((dict[int, str], "dict[int, str]"), (dict[Literal[1], str], "dict[typing.Literal[1], str]")),
-        *((tuple[int, str], "tuple[int, str]"), (Pair, "Pair"), (list[tuple[int, ...]], "tuple[int, ...]")),
-    ],
-)
-def test_what_comes_back_as_something_else(kind: Any, name: str) -> None:
-    """A tuple comes back as a list, and numbers as names come back as text: that is told where it matters."""
-    assert unwritable(returning(kind), exactly=True) == name
-    assert unwritable(returning(kind)) is None
 
 
 def test_a_wrapped_function_tells_nothing() -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
 
@@ -26,7 +27,7 @@ from semel.errors import (
     ResultNotJSON,
     ScopeMissing,
 )
-from semel.functions import FailedBefore, idempotent, once
+from semel.functions import FailedBefore, calls, decorator, idempotent, once
 from semel.stores import Store
 from semel.stores.memory import MemoryStore
 
@@ -202,6 +203,22 @@ def test_a_codec_must_return_bytes(memory: MemoryStore) -> None:
 
     with pytest.raises(ConfigurationError, match="encode must return bytes, not str"):
         measure(1)
+
+
+def test_a_refused_call_is_told_in_words_of_its_own(memory: MemoryStore) -> None:
+    """What refuses a call speaks of the function, not of a request, and has no traceback through the guard's inside."""
+    guards = {Path(module.__file__ or "") for module in (decorator, calls)}
+
+    @idempotent(key="day", store=memory, name="nightly.close")
+    def close(day: str, *, is_again: bool = False) -> None:
+        if not is_again:
+            with pytest.raises(InProgress, match=r"^Another call of nightly.close with this key is under way") as busy:
+                close(day)
+            assert {entry.path for entry in busy.traceback} == {Path(__file__), *guards}
+
+    close("Monday")
+    with pytest.raises(KeyReused, match=r"^This key was used for a call with other arguments"):
+        close("Monday", is_again=True)
 
 
 def test_an_exception_frees_the_key(keys: Store) -> None:
@@ -517,7 +534,8 @@ async def _async_generator() -> Any:
     "settings, words",
     [
         ({"key": 5}, "key must be the name of a parameter"),
-        ({"key": "amount"}, "has no parameter 'amount'"),
+        ({"key": "amount"}, "has no parameter 'amount'. Name one"),
+        ({"key": "numbr"}, "has no parameter 'numbr'. Did you mean 'number'"),
         ({"scope": 5}, "scope must be a string"),
         ({"compare": "amount"}, "compare must be"),
         ({"keep": (int,)}, "keep must be exceptions"),

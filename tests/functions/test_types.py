@@ -46,3 +46,14 @@ async def test_once_returns_what_the_function_returns() -> None:
 
     assert_type(once("a", plain, 1, store=MemoryStore()), int)
     assert_type(await once("a", awaited, store=AsyncMemoryStore()), str)
+
+
+def test_once_knows_the_arguments() -> None:
+    """The arguments of a one-off are checked against its function, of which some may be left out."""
+
+    def plain(number: int, how: str = "mail") -> str:
+        return how * number
+
+    assert_type(once("a", plain, 1, store=MemoryStore(), name="plain"), str)
+    assert_type(once("a", plain, 1, "fax", store=MemoryStore(), name="plain"), str)
+    once("a", plain, "one", 2, store=MemoryStore(), name="plain")  # type: ignore[arg-type]  # the mistake

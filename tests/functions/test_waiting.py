@@ -4,6 +4,7 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -84,10 +85,11 @@ def test_the_time_is_over(keys: Store) -> None:
     policy = Policy(in_progress="wait", wait=timedelta(milliseconds=50))
     with ThreadPoolExecutor(1) as threads:
         try:
-            first = threads.submit(once, "1", work, "a", store=keys, name="send", policy=policy)
+            call = partial(once, "1", work, "a", store=keys, name="send", policy=policy)
+            first = threads.submit(call)
             assert work.entered.wait(HANG_SECONDS)
             with pytest.raises(InProgress) as caught:
-                once("1", work, "a", store=keys, name="send", policy=policy)
+                call()
         finally:
             work.let_go.set()
         assert caught.value.retry_after == 1

@@ -8,32 +8,34 @@ export interface KeyStorage {
    * the storage and there are no Web Locks.
    */
   addItem?(name: string, text: string): boolean | Promise<boolean>;
+  /** All names in it, so that old entries can be removed. `localStorage` and `sessionStorage` are listed without it. */
+  names?(): Iterable<string> | Promise<Iterable<string>>;
 }
 
 export interface Options {
   /** The hosts that honour keys, as `name` or `name:port`. Requests to others are not touched. Without it: all. */
-  hosts?: readonly string[];
+  hosts?: readonly string[] | undefined;
   /** Milliseconds from the first try to the end of the last: 120000. */
-  deadline?: number;
+  deadline?: number | undefined;
   /** Milliseconds for one try, to the end of its answer: 30000. Then it is sent again, with the same key. */
-  tryTimeout?: number;
+  tryTimeout?: number | undefined;
   /** Milliseconds that the server remembers a key: 86400000. The deadline must be shorter. */
-  retention?: number;
+  retention?: number | undefined;
   /** Where keys of intents are kept. Without it: in memory. */
-  storage?: KeyStorage;
+  storage?: KeyStorage | undefined;
   /** The header of the key: `Idempotency-Key`. */
-  header?: string;
+  header?: string | undefined;
   /** Whether a key is sent in double quotes, by the letter of the IETF's draft. */
-  quoted?: boolean;
+  quoted?: boolean | undefined;
   /** Whether a 202 is followed to its result, on the same origin: true. */
-  followAccepted?: boolean;
+  followAccepted?: boolean | undefined;
   /** The function that sends. */
-  fetch?: typeof globalThis.fetch;
+  fetch?: typeof globalThis.fetch | undefined;
 }
 
 export interface IdempotentInit extends RequestInit {
   /** The application's name for the operation: its key outlives this page. */
-  intent?: string;
+  intent?: string | undefined;
 }
 
 export interface IdempotentFetch {
@@ -49,10 +51,10 @@ export interface IdempotentFetch {
 export function idempotentFetch(options?: Options): IdempotentFetch;
 
 export class ClientError extends Error {
-  readonly key?: string;
-  readonly intent?: string;
+  readonly key?: string | undefined;
+  readonly intent?: string | undefined;
   /** The last answer, if there was one. */
-  readonly response?: Response;
+  readonly response?: Response | undefined;
 }
 
 /**

@@ -17,6 +17,10 @@ const CHALLENGES = new Set([401, 407]);
 const TO_A_RESULT = new Set([301, 302, 303]);
 const REDIRECTS = new Set([...TO_A_RESULT, 307, 308]);
 const MAX_REDIRECTS = 20;
+const PREFIX = "semel:";
+const DAY = 24 * 60 * MINUTE;
+// Milliseconds from when it can't be sent any more until an intent is forgotten, as in the journal of Python.
+const KEEP = 90 * DAY;
 const WITHOUT_BODY = new Set([101, 204, 205, 304]);
 const OPTIONS = new Set(
   ["hosts", "deadline", "tryTimeout", "retention", "storage", "header", "quoted", "followAccepted", "fetch"],
@@ -79,13 +83,14 @@ export function idempotentFetch(options = {}) {
   }
   const honoured = hosts && new Set(hosts.map((host) => host.toLowerCase()));
   const settings = { deadline, tryTimeout, retention, storage, header, followAccepted, fetch: given };
+  let tidiedAt = -Infinity;
 
   const send = async (input, init = {}) => {
     const { intent, ...rest } = init;
     const request = new Request(input, rest);
     const url = new URL(request.url);
     const isHonoured = !honoured || honoured.has(url.hostname) || honoured.has(url.host);
-    const ownKey = request.headers.get(header);
+    const ownKey = request.headers.get(header) || null; // An empty key is none: a server may run what has one each time.
     const isGuarded =
       isHonoured && !SAFE.has(request.method) && (METHODS.has(request.method) || ownKey !== null || intent !== undefined);
     if (intent !== undefined && (!isGuarded || typeof intent !== "string" || !intent.trim())) {
@@ -113,6 +118,7 @@ export function idempotentFetch(options = {}) {
       await fixBoundary(operation);
       const digest = await digestOf(`${request.method} ${request.url}\n`, operation.body);
       try {
+        if (now() - tidiedAt > DAY / 1000) (tidiedAt = now()), void tidy(storage);
         await limited(signal, deadline, () => alone(nameOf(intent), () => begin(operation, digest, ownKey, settings)));
       } catch (cause) {
         if (cause instanceof ClientError || signal?.aborted) throw cause;
@@ -164,9 +170,11 @@ async function begin(operation, digest, ownKey, { storage, retention, deadline }
   const name = nameOf(intent);
   let stored = await storage.getItem(name);
   if (!stored) {
-    const text = JSON.stringify({ key: operation.key, digest, notAfter: Date.now() + retention - deadline });
+    const forgottenAt = Date.now() + retention;
+    const text = JSON.stringify({ key: operation.key, digest, notAfter: forgottenAt - deadline, forgottenAt });
     // Before the first byte leaves. What is read back may be another tab's, where there are no locks.
-    if (!storage.addItem) await storage.setItem(name, text);
+    // A page's storage shows what is in it as its properties, too.
+    if (typeof storage.addItem !== "function") await storage.setItem(name, text);
     else if (await storage.addItem(name, text)) return;
     stored = await storage.getItem(name);
     if (stored === text) return;
@@ -180,7 +188,8 @@ async function begin(operation, digest, ownKey, { storage, retention, deadline }
   if (entry.digest !== digest || (ownKey !== null && ownKey !== entry.key)) {
     throw new IntentDiffers("Another request has this intent. Nothing was sent.", about);
   }
-  if (Date.now() >= entry.notAfter) {
+  // Another page may have had a shorter deadline.
+  if (Date.now() >= entry.notAfter || Date.now() + deadline > entry.forgottenAt) {
     throw new RequestOutcomeUnknown("This intent is past the server's retention, so it is not sent again.", about);
   }
   operation.key = entry.key;
@@ -194,6 +203,25 @@ function entryOf(text) {
   } catch {
     return null;
   }
+}
+
+/** Remove entries that are long past their time, as far as the storage can list them. */
+async function tidy(storage) {
+  try {
+    for (const name of await namesIn(storage)) {
+      const isOld = async () => entryOf(await storage.getItem(name))?.notAfter < Date.now() - KEEP;
+      if (name.startsWith(PREFIX) && (await isOld())) {
+        await alone(name, async () => (await isOld()) && storage.removeItem(name));
+      }
+    }
+  } catch {
+    // It can be tidied another time, and may still take a key.
+  }
+}
+
+async function namesIn(storage) {
+  if (typeof storage.names === "function") return [...(await storage.names())];
+  return typeof storage.key === "function" ? Array.from({ length: storage.length }, (_, index) => storage.key(index)) : [];
 }
 
 async function tries(operation, settings) {
@@ -464,11 +492,12 @@ function memory() {
     getItem: (name) => kept.get(name) ?? null,
     setItem: (name, text) => void kept.set(name, text),
     removeItem: (name) => void kept.delete(name),
+    names: () => kept.keys(),
   };
 }
 
 function nameOf(intent) {
-  return `semel:${intent}`;
+  return PREFIX + intent;
 }
 
 function now() {

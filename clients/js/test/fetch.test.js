@@ -40,6 +40,12 @@ test("a lost request is sent again, with the same key and bytes", async (t) => {
   assert.deepEqual(new Set(seen.map((each) => each.body)), new Set([payment.body]));
 });
 
+test("a request whose key is empty gets one", async (t) => {
+  const { seen, url } = await serve(t, (response, count) => (count === 1 ? response.destroy() : paid(response)));
+  await idempotentFetch()(url, { ...payment, headers: { "Idempotency-Key": "" } });
+  assert.match([...keysOf(seen)].join(), /^[0-9a-f-]{36}$/);
+});
+
 test("a form keeps its boundary", async (t) => {
   const { seen, url } = await serve(t, (response, count) => (count === 1 ? response.destroy() : paid(response)));
   const form = new FormData();
@@ -69,7 +75,7 @@ test("the fetch of another library gets what the caller gave, and no Request of 
 
 test("a deadline ends a try that hangs, and the error has the key", async (t) => {
   const { seen, url, host } = await serve(t, () => {});
-  const send = idempotentFetch({ deadline: 200, hosts: [host] });
+  const send = idempotentFetch({ deadline: 500, hosts: [host] });
   await assert.rejects(send(url, payment), (error) => {
     assert.ok(error instanceof RequestOutcomeUnknown);
     assert.deepEqual(keysOf(seen), new Set([error.key]));
@@ -169,8 +175,10 @@ for (const [moment, answer] of Object.entries(aborts)) {
 }
 
 test("a time limit of the caller's own leaves the key as well, in a Request too", async (t) => {
-  const { seen, url } = await serve(t, () => {});
-  const limited = () => ({ ...payment, signal: AbortSignal.timeout(50) });
+  let controller;
+  const late = () => controller.abort(new DOMException("late", "TimeoutError"));
+  const { seen, url } = await serve(t, late);
+  const limited = () => ({ ...payment, signal: (controller = new AbortController()).signal });
   for (const given of [() => [url, limited()], () => [new Request(url, limited())]]) {
     await assert.rejects(idempotentFetch()(...given()), (error) => {
       assert.deepEqual([error.name, error.cause.name], ["RequestOutcomeUnknown", "TimeoutError"]);
@@ -186,7 +194,7 @@ test("a try that gets no answer is ended by its own limit, and sent again with t
     if (count === 2) response.writeHead(202, { location: "/status", "retry-after": "0" }).end();
     else if (count > 3) paid(response);
   });
-  assert.equal((await idempotentFetch({ tryTimeout: 50 })(url, payment)).status, 201);
+  assert.equal((await idempotentFetch({ tryTimeout: 300 })(url, payment)).status, 201);
   assert.deepEqual(seen.map((each) => each.method), ["POST", "POST", "GET", "POST"]);
   assert.equal(keysOf(seen.filter((each) => each.method === "POST")).size, 1);
 });
@@ -616,6 +624,49 @@ test("a form that is made anew is the same intent, with the same bytes", async (
   assert.equal(read.get("amount"), "5");
   assert.equal(read.get("receipt").name, "receipt.bin");
   await assert.rejects(send(url, form("6")), IntentDiffers);
+});
+
+test("an intent is not sent past the retention by a page with a longer deadline", async (t) => {
+  const before = Date.now;
+  t.after(() => (Date.now = before));
+  const { seen, url } = await serve(t, paid);
+  const kept = new Map();
+  const storage = { getItem: (name) => kept.get(name), setItem: (...given) => void kept.set(...given), removeItem() {} };
+  const pay = (deadline) => idempotentFetch({ storage, deadline, retention: 3_600_000 })(url, { ...payment, intent: "invoice 17" });
+  await pay(60_000);
+  Date.now = () => before() + 3_000_000;
+  await assert.rejects(pay(1_800_000), RequestOutcomeUnknown);
+  assert.equal(seen.length, 1);
+  assert.equal((await pay(60_000)).status, 201);
+});
+
+test("an entry is removed long after its time, and no other", async (t) => {
+  const before = Date.now;
+  t.after(() => (Date.now = before));
+  const { url } = await serve(t, paid);
+  const kept = new Map([["theme", "dark"], ["semel:other", "text"]]);
+  const storage = {
+    getItem: (name) => kept.get(name) ?? null,
+    setItem: (name, text) => void kept.set(name, text),
+    removeItem: (name) => void kept.delete(name),
+  };
+  const page = { ...storage, names: "an item", addItem: "another", key: (index) => [...kept.keys()][index], get length() { return kept.size; } };
+  const pay = (where, intent) => idempotentFetch({ storage: where })(url, { ...payment, intent });
+  await pay(page, "invoice 17");
+  for (const days of [2, 90]) {
+    Date.now = () => before() + days * 86_400_000;
+    await pay(page, `invoice after ${days}`);
+    await assert.rejects(pay(page, "invoice 17"), RequestOutcomeUnknown);
+  }
+  Date.now = () => before() + 92 * 86_400_000;
+  await pay(page, "invoice 18");
+  assert.deepEqual([...kept.keys()], ["theme", "semel:other", "semel:invoice after 2", "semel:invoice after 90", "semel:invoice 18"]);
+  Date.now = () => before() + 200 * 86_400_000;
+  await pay(storage, "invoice 19"); // It can't be listed.
+  assert.equal(kept.size, 6);
+  await pay({ ...storage, names: async () => kept.keys() }, "invoice 20");
+  await new Promise((resolve) => setImmediate(resolve));
+  assert.deepEqual([...kept.keys()], ["theme", "semel:other", "semel:invoice 19", "semel:invoice 20"]);
 });
 
 test("a storage that fails, or has something else, is told in words", async (t) => {

@@ -26,6 +26,11 @@ export async function pay(): Promise<number> {
   }
 }
 
+// An option that may be undefined, under exactOptionalPropertyTypes as well.
+export function perhaps(intent: string | undefined, deadline: number | undefined): Promise<Response> {
+  return idempotentFetch({ deadline, storage: { ...storage, names: () => keys.keys() } })("https://api.example.com", { intent });
+}
+
 // What takes fetch takes it, too; and it takes what stands in for fetch.
 export const instead: typeof globalThis.fetch = send;
 export const around = idempotentFetch({ fetch: instead });

@@ -34,6 +34,8 @@ from semel.stores.transaction import at_once
 INTENT = "semel.intent"
 #: The same: the key that it was sent with, for redirects.
 _MARK = "semel.key"
+#: The same, of the library: what stands in the request line. The others, such as the name for TLS, hold for a host.
+_TARGET = "target"
 
 _NOT_SENT = frozenset({"ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError"})
 _LOST = frozenset(
@@ -105,8 +107,9 @@ class _Wrapped(_Base):  # type: ignore[misc]  # as above
         mark: _Mark | None = extensions.get(_MARK)
         if mark is not None and isinstance(closed := extensions.get("timeout"), _Closed):
             extensions["timeout"] = dict(closed)
-        # Not headers.get: it decodes all of them.
-        given: str | None = headers.get(header) if self._header in [name.lower() for name, _ in headers.raw] else None
+        # Not headers.get: it decodes all of them. An empty key is none: a server may run what has one each time.
+        is_given = self._header in [name.lower() for name, _ in headers.raw]
+        given: str | None = (headers.get(header) or None) if is_given else None
         intent: str | None = extensions.get(INTENT)
         if mark is not None and request.method in _WITHOUT_BODY:
             intent = None  # A redirect has made a GET of it: it is another request.
@@ -255,8 +258,8 @@ class _Exchange(Exchange):
     async def look(self, url: str, seconds: float) -> Reply | NoReply:
         """Ask at a status URL, with the same credentials: it is on the same host."""
         headers = looked_at(self._request.headers.raw, self.options.header)
-        request = self.library.Request("GET", url, headers=headers, extensions={"timeout": self._limits})
-        return await self._try(request, seconds)
+        extensions = {name: said for name, said in self._request.extensions.items() if name != _TARGET}
+        return await self._try(self.library.Request("GET", url, headers=headers, extensions=extensions), seconds)
 
     async def _try(self, request: Any, seconds: float) -> Reply | NoReply:
         request.extensions["timeout"] = self._within(seconds)

@@ -138,7 +138,7 @@ class IdempotentAdapter(BaseAdapter):
         url, method = request.url or "", request.method or ""
         place = origin_of(url)
         header = self.options.header
-        given: str | bytes | None = headers.get(header)
+        given: str | bytes | None = headers.get(header) or None  # An empty key is none.
         if isinstance(given, bytes):  # As it is on the wire.
             given = given.decode(_WIRE)
         mark = given if isinstance(given, _Mark) else None
@@ -151,7 +151,7 @@ class IdempotentAdapter(BaseAdapter):
             return self.wrapped.send(request, stream=stream, **sending)
         if intent is not None:
             checked(intent)
-        key = str(given or self.options.new_key())
+        key = self.options.new_key() if given is None else str(given)
         clock = Clock() if mark is None else mark.clock
         terms = terms_of(self.options, place, key, intent, clock, was_sent=mark is not None and mark.in_doubt)
         exchange = _Exchange(

@@ -10,6 +10,7 @@ An effect without a result was begun, and whether it happened is not known.
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import field
 from typing import Any, Literal
@@ -25,6 +26,7 @@ MAX_NAME_LENGTH = 100
 #: Far more than any result needs. The depth to which JSON can be parsed depends on the free stack, so a result just
 #: below that limit might not be readable for the next attempt.
 MAX_DEPTH = 100
+_TOO_DEEP = f"it is more than {MAX_DEPTH} levels deep, or holds itself"
 
 # Made once: json.dumps makes an encoder for every call with options of its own.
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
@@ -151,10 +153,30 @@ def as_json(name: str, result: object) -> Any:
     try:
         back = json.loads(as_text(result))
     except (TypeError, ValueError, RecursionError) as error:
-        raise ResultNotJSON(name, result) from error
+        raise ResultNotJSON(name, result, _misfit(result, "result")) from error
     if isinstance(back, (dict, list)) and _depth(back) > MAX_DEPTH:
-        raise ResultNotJSON(name, result)
+        raise ResultNotJSON(name, result, _TOO_DEEP)
     return back
+
+
+def _misfit(value: object, path: str, depth: int = 0) -> str | None:
+    """Say where in a result the first value is that JSON can't hold, and of what type; None: the result itself."""
+    if depth > MAX_DEPTH:
+        return _TOO_DEEP
+    if isinstance(value, dict):
+        if odd := next((name for name in value if not (name is None or isinstance(name, (str, int, float)))), None):
+            return f"{path} has a name that is a {type(odd).__name__}"
+        inside = (
+            (each, f"{path}.{name}" if str(name).isidentifier() else f"{path}[{name!r}]")
+            for name, each in value.items()
+        )
+    elif isinstance(value, (list, tuple)):
+        inside = ((each, f"{path}[{at}]") for at, each in enumerate(value))
+    else:
+        is_held = value is None or isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
+        what = str(value) if isinstance(value, float) else f"a {type(value).__name__}"
+        return None if is_held or depth == 0 else f"{path} is {what}"
+    return next((said for each, where in inside if (said := _misfit(each, where, depth + 1))), None)
 
 
 def _depth(value: Any) -> int:

@@ -15,23 +15,30 @@ _WRITTEN = (str, int, float, types.NoneType, list, dict)
 _ABSTRACT = frozenset({"collections.abc", "typing"})
 
 
-def unwritable(function: Callable[..., Any], *, exactly: bool = False) -> str | None:
+def unwritable(function: Callable[..., Any]) -> str | None:
     """Return the type in the annotated result of *function* that JSON can't hold; None: there is none, or it can't be
-    known. *exactly*: one that would come back as another type, too (a tuple, a dictionary whose names are numbers).
+    known.
     """
-    if hasattr(function, "__wrapped__"):
-        return None  # The annotation is of the function inside, and the wrapper may return something else.
     try:
-        # Alone: the other annotations may name what is imported for type checkers only.
-        said = types.SimpleNamespace(__annotations__={"return": function.__annotations__.get("return")})
-        hints = get_type_hints(said, getattr(function, "__globals__", None))
-        return _unwritable(hints["return"], exactly, frozenset())
-    except Exception:  # noqa: BLE001 - an annotation is the application's own code, and may name what is not imported
+        return _unwritable(annotated_result(function), frozenset())
+    except Exception:  # noqa: BLE001 - as below, of the annotations of a TypedDict
         return None
 
 
-def _unwritable(kind: Any, exactly: bool, inside: frozenset[Any]) -> str | None:  # noqa: FBT001 - a rule of each level
-    kind = getattr(kind, "__value__", getattr(kind, "__supertype__", kind))  # of `type X = …` and of a NewType
+def annotated_result(function: Callable[..., Any]) -> Any:
+    """Return what *function* is annotated to return; ``Any``: nothing, or it can't be known."""
+    if hasattr(function, "__wrapped__"):
+        return Any  # The annotation is of the function inside, and the wrapper may return something else.
+    try:
+        # Alone: the other annotations may name what is imported for type checkers only.
+        said = types.SimpleNamespace(__annotations__={"return": function.__annotations__["return"]})
+        return get_type_hints(said, getattr(function, "__globals__", None))["return"]
+    except Exception:  # noqa: BLE001 - an annotation is the application's own code, and may name what is not imported
+        return Any
+
+
+def _unwritable(kind: Any, inside: frozenset[Any]) -> str | None:
+    kind = without_alias(kind)
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Literal or kind in inside:
         return None
@@ -39,32 +46,26 @@ def _unwritable(kind: Any, exactly: bool, inside: frozenset[Any]) -> str | None:
         parts = tuple(get_type_hints(origin or kind).values())
     elif isinstance(found := origin or kind, type) and found is not types.UnionType:
         if issubclass(found, tuple):
-            if exactly:
-                return _name(kind)
             parts = tuple(part for part in parts if part is not Ellipsis)
         elif issubclass(found, Mapping):
-            if exactly and parts and not _is_text(parts[0]):
-                return _name(kind)
             parts = parts[1:]
-        elif not (
-            issubclass(found, _WRITTEN) or found is object or found.__module__ in _ABSTRACT or _is_protocol(found)
-        ):
-            return _name(kind)
+        elif not is_plain(found):
+            return named(kind)
     inside = inside | ({kind} if is_typeddict(origin or kind) else frozenset())
-    return next((name for part in parts if (name := _unwritable(part, exactly, inside))), None)
+    return next((name for part in parts if (name := _unwritable(part, inside))), None)
 
 
-def _is_text(kind: Any) -> bool:
-    """Whether a dictionary's names of this type are the same when they come back."""
-    kind = getattr(kind, "__supertype__", kind)
-    if get_origin(kind) is Literal:
-        return all(type(each) is str for each in get_args(kind))
-    return kind in {Any, object} or not isinstance(kind, type) or issubclass(kind, str)
+def without_alias(kind: Any) -> Any:
+    """Return what a ``NewType`` or ``type X = …`` stands for."""
+    return getattr(kind, "__value__", getattr(kind, "__supertype__", kind))
 
 
-def _is_protocol(kind: type) -> bool:
-    return bool(getattr(kind, "_is_protocol", False))
+def is_plain(kind: type) -> bool:
+    """Whether JSON holds values of this class, or it says what they can do, and not what they are."""
+    is_protocol = bool(getattr(kind, "_is_protocol", False))
+    return issubclass(kind, _WRITTEN) or kind is object or kind.__module__ in _ABSTRACT or is_protocol
 
 
-def _name(kind: Any) -> str:
+def named(kind: Any) -> str:
+    """Return a type as it is written."""
     return kind.__qualname__ if isinstance(kind, type) and not get_args(kind) else str(kind).removeprefix("typing.")

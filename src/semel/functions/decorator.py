@@ -6,11 +6,10 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import partial, wraps
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, TypeVarTuple, cast
 
 from semel.core.policy import FINAL_STATUSES, Policy
 from semel.core.record import OnCrash
-from semel.core.result_type import unwritable
 from semel.core.scope import SINGLE_TENANT
 from semel.errors import ConfigurationError
 from semel.functions.calls import AsyncFunctionCall, FunctionCall
@@ -18,10 +17,13 @@ from semel.functions.guards import async_guard_at, guard_at
 from semel.functions.job import Compare, Job, Owner
 from semel.functions.names import Function, is_async, name_of, owner_of, signature_of
 from semel.functions.results import Codec, Results
+from semel.functions.typed import Form, Unwritable, form_of_result
 from semel.guard.request import switch
 
 P = ParamSpec("P")
 R = TypeVar("R")
+#: The arguments that are passed on.
+Args = TypeVarTuple("Args")
 
 #: Queues and operators retry later than HTTP clients do.
 RETENTION = timedelta(days=30)
@@ -74,9 +76,9 @@ def idempotent(
 
 def once(
     key: str,
-    function: Callable[..., R],
+    function: Callable[[*Args], R],
     /,
-    *args: Any,
+    *args: *Args,
     scope: Owner = SINGLE_TENANT,
     store: Any = None,
     name: str | None = None,
@@ -94,7 +96,7 @@ def once(
     """
     policy = _policy(policy, ONE_OFF_RETENTION, compare, retention=retention, lease=lease, on_crash=on_crash)
     is_awaited = is_async(function)
-    call = function if isinstance(function, partial) else partial(function)
+    call: partial[R] = function if isinstance(function, partial) else partial(cast("Callable[..., R]", function))
 
     def the_key(*_args: Any, **_kwargs: Any) -> str:
         return key
@@ -148,13 +150,21 @@ def _job(
         raise ConfigurationError(f"keep must be exceptions, such as keep=(ValueError,), not {keep!r}.")
     if codec is not None and not (hasattr(codec, "encode") and hasattr(codec, "decode")):
         raise ConfigurationError("codec must have encode(result) -> bytes and decode(bytes) -> result.")
-    if codec is None and (kind := unwritable(function, exactly=True)):
+    results = Results(name, codec, kinds, policy.mode == "atomic", _form(function, name, codec))
+    return Job(function, signature_of(function), name, key, scope, compare, policy, results, owner)
+
+
+def _form(function: Function, name: str, codec: Codec | None) -> Form | None:
+    try:
+        return form_of_result(function)
+    except Unwritable as kind:
+        if codec is not None:
+            return None
         raise ConfigurationError(
             f"{name} is annotated to return {kind}, which does not come back from JSON as it was. Return text, "
-            "numbers, lists, dictionaries with strings as names, or None; or give codec=, which can write and read it."
-        )
-    results = Results(name, codec, kinds, is_atomic=policy.mode == "atomic")
-    return Job(function, signature_of(function), name, key, scope, compare, policy, results, owner)
+            "numbers, Decimal, dates, UUID, enums, lists, tuples, dictionaries with strings as names, dataclasses or "
+            "models of pydantic; or give codec=, which can write and read it."
+        ) from None
 
 
 def _policy(

@@ -6,6 +6,7 @@ import inspect
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from typing import Any, Literal
 from uuid import UUID
@@ -58,7 +59,9 @@ class Job:
     def __post_init__(self) -> None:
         """Refuse settings that can't work."""
         if isinstance(self.key, str) and self.key not in self.signature.parameters:
-            raise ConfigurationError(f"key: {self.name} has no parameter {self.key!r}. Name one, or give a function.")
+            close = get_close_matches(self.key, self.signature.parameters, n=1)
+            hint = f"Did you mean {close[0]!r}?" if close else "Name one, or give a function."
+            raise ConfigurationError(f"key: {self.name} has no parameter {self.key!r}. {hint}")
         if not isinstance(self.key, str) and not callable(self.key):
             raise ConfigurationError(
                 "key must be the name of a parameter, or a function of the same arguments: "

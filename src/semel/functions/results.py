@@ -14,16 +14,19 @@ from semel.errors import (
     ConfigurationError,
     FailedBefore,
     InProgress,
+    KeyReused,
     LeaseLost,
     NoEffect,
     NotReplayable,
     Refusal,
+    ResultNotJSON,
     SemelError,
     StoreError,
 )
 from semel.flows.handle import STORE_RETRY_AFTER_SECONDS
 from semel.flows.reply import Reply, Reraise, Send
 from semel.functions.names import module_of
+from semel.functions.typed import Form, Misfit
 from semel.guard.endings import answered, streaming
 from semel.operation import Operation
 
@@ -35,6 +38,19 @@ MAX_WORDS = 1000
 
 JSON_TYPE = b"application/json"
 CODECS_TYPE = b"application/octet-stream"
+
+#: What is said of a call in other words than of a request.
+_WORDS: dict[type[Refusal], str] = {
+    InProgress: "Another call of {} with this key is under way, or its process has died and its lease has not ended. "
+    "Wait, then call it again.",
+    KeyReused: "This key was used for a call with other arguments. Use a new key for a new operation.",
+}
+
+_HOW = (
+    "Annotate what the function returns (-> Decimal, or a dataclass), with names that are there when it runs and not "
+    "under TYPE_CHECKING; or give codec=."
+)
+_NOT_AS_IT_WAS = "it does not come back from JSON as it was"
 
 #: Refusals that are stored in place of a result, or stand for one that was not kept, by their slug.
 _STORED_REFUSALS: dict[str, type[Refusal]] = {each.slug: each for each in (Abandoned, NotReplayable)}
@@ -60,14 +76,32 @@ class Results:
     keep: tuple[type[Exception], ...]
     #: Whether everything that a failed call has written is rolled back.
     is_atomic: bool
+    #: How the annotated type becomes JSON; None: it is JSON.
+    form: Form | None = None
 
     def encode(self, result: object) -> bytes:
         """Write *result*, or raise where it can't be written."""
         if self.codec is None:
-            return as_text(as_json(self.name, result)).encode()
+            return as_text(self._as_json(result)).encode()
         stored: object = self.codec.encode(result)
         if not isinstance(stored, bytes):
             raise ConfigurationError(f"codec of {self.name}: encode must return bytes, not {type(stored).__name__}.")
+        return stored
+
+    def _as_json(self, result: object) -> Any:
+        form = self.form
+        try:
+            stored = as_json(self.name, result if form is None else form.write(result, "result"))
+            is_exact = form is None or form.write(form.read(stored), "result") == stored
+            where = None if is_exact else _NOT_AS_IT_WAS
+        except ResultNotJSON as error:
+            error.add_note(_HOW)
+            raise
+        except Exception as error:
+            where = str(error) if isinstance(error, Misfit) else f"{_NOT_AS_IT_WAS} ({type(error).__name__})"
+            raise ResultNotJSON(self.name, result, where) from error
+        if where is not None:
+            raise ResultNotJSON(self.name, result, where)
         return stored
 
     @property
@@ -78,8 +112,18 @@ class Results:
     def decode(self, body: bytes, headers: Headers) -> Any:
         """Read a result back. One from before there was a codec, or from an operator, is JSON."""
         if self.codec is None or (b"content-type", JSON_TYPE) in headers:
-            return json.loads(body)
+            stored = json.loads(body)
+            return stored if self.form is None else self._read(self.form, stored)
         return self.codec.decode(body)
+
+    def _read(self, form: Form, stored: Any) -> Any:
+        try:
+            return form.read(stored)
+        except Exception as error:
+            raise ConfigurationError(
+                f"The stored result of {self.name} is not of the type that it is annotated to return: an older version "
+                "of the code, or an operator, has written it. Give codec=, which can read it."
+            ) from error
 
     def replay(self, answer: Answer) -> Any:
         """Return the result that *answer* holds, or raise what it says."""
@@ -151,7 +195,10 @@ class Outcome:
             return LeaseLost()
         if isinstance(refusal, StoreError):
             refusal.retry_after = STORE_RETRY_AFTER_SECONDS
-        return refusal
+        if words := _WORDS.get(type(refusal)):
+            refusal.args = (words.format(self._results.name),)
+        # Where in the flow it was refused says nothing to the caller.
+        return refusal.with_traceback(None)
 
 
 def _freed(operation: Operation) -> Ending:
