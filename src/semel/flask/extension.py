@@ -13,7 +13,7 @@ from semel.errors import ConfigurationError, UnknownField
 from semel.flask.decorator import EXTENSION, GivenPolicy, Scope, asked, check_routes, policy_of
 from semel.flask.view import BODY
 from semel.guard.ports import Guard
-from semel.guard.request import switch
+from semel.guard.request import check_modes, switch
 from semel.stores import Store
 from semel.stores import store as open_store
 from semel.stores.tiered import Tiered
@@ -88,6 +88,7 @@ class Installed:
         self.policy = policy
         self.scope = asked(scope)
         self.store, self.undo = _opened(app, store)
+        check_modes(self.store, [policy])
         self.guard = Guard.of(self.store)
         #: What a policy with enforcement="report" has seen in this process: ``tally.snapshot()``.
         self.tally = self.guard.tally
@@ -100,7 +101,7 @@ class Installed:
     def start(self) -> None:
         """Prepare for the first request. Not before it, since routes are still added, and servers may fork."""
         if not self._is_checked:
-            check_routes(self._app, self.policy, self.scope)
+            check_routes(self._app, self.policy, self.scope, self.store)
             self.guard.gate.close_on_sigterm()
             self._is_checked = True
         if self.workers is not None:

@@ -14,7 +14,7 @@ from semel.core.policy import Policy
 from semel.core.record import Stuck
 from semel.core.status import STATUS_PATH, name_below
 from semel.errors import ConfigurationError
-from semel.guard.request import Paths, RequestView, Routes, checked_scope, status_path_for
+from semel.guard.request import Paths, RequestView, Routes, check_modes, checked_scope, status_path_for
 from semel.guard.shutdown import Gate
 from semel.guard.unstored import Unstored
 from semel.guard.waiting import Waiters
@@ -62,6 +62,7 @@ class IdempotencyMiddleware:
         if inspect.iscoroutinefunction(scope):
             raise ConfigurationError("scope must be a plain function under WSGI, which can't await.")
         self.routes = Routes(policy, paths)
+        check_modes(self.store, self.routes.policies)
         status_path = status_path_for(self.routes, status_path)
         is_accepting = status_path is not None
         #: What the completers of this process share.
