@@ -14,8 +14,7 @@ from semel.flask.decorator import EXTENSION, GivenPolicy, Scope, asked, check_ro
 from semel.flask.view import BODY
 from semel.guard.ports import Guard
 from semel.guard.request import check_modes, switch
-from semel.stores import Store
-from semel.stores import store as open_store
+from semel.stores import Store, shared_store
 from semel.stores.tiered import Tiered
 from semel.work import Plan, Workers
 
@@ -129,8 +128,8 @@ def _opened(app: Flask, given: Any) -> tuple[Store, Callable[[], None]]:
         if db is not None and (durable is db or durable is getattr(db, "engines", {}).get(None)):
             lending: Any = import_module("semel.stores.connections.flask_sqlalchemy")
             given = replace(given, durable=db) if isinstance(given, Tiered) else db
-            return open_store(given), lending.undo_uncommitted
-        return open_store(given), _nothing
+            return shared_store(given), lending.undo_uncommitted
+        return shared_store(given), _nothing
 
 
 def _nothing() -> None:
