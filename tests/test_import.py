@@ -86,3 +86,12 @@ def test_only_public_names_are_shown() -> None:
     """`dir(semel)` shows what may be imported from it, and nothing of how it is built."""
     done = bare("import semel, semel.asgi, semel.wsgi; print(sorted(dir(semel)) == sorted(semel.__all__))")
     assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+@pytest.mark.parametrize("name, where", [("idempotent", "semel.functions"), ("Idempotent", "semel.fastapi")])
+def test_names_of_other_modules(name: str, where: str) -> None:
+    """What is imported from the wrong place says the right one; what is nowhere is an error as always."""
+    assert f"Write: from {where} " in bare(f"from semel import {name}").stderr
+    assert "cannot import name 'nothing' from 'semel'" in bare("from semel import nothing").stderr
+    done = bare("import semel; print(hasattr(semel, 'nothing'), getattr(semel, 'inbox', None))")
+    assert (done.stdout, done.stderr) == ("False None\n", "")

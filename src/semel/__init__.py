@@ -1,5 +1,7 @@
 """Semel makes HTTP APIs safe to retry: the operation takes effect once, and every retry gets the same answer."""
 
+from typing import TYPE_CHECKING
+
 from semel.calls import in_thread
 from semel.core.body_hash import BodyHash
 from semel.core.fingerprint import Fingerprinter
@@ -32,6 +34,27 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+
+#: What is looked for here.
+_ELSEWHERE = {
+    "idempotent": ("semel.functions", "semel.flask", "semel.django"),
+    "once": ("semel.functions",),
+    "Idempotent": ("semel.fastapi",),
+    "IdempotencyMiddleware": ("semel.asgi", "semel.wsgi", "semel.django"),
+    "Semel": ("semel.flask",),
+    "IdempotentTransport": ("semel.client.httpx",),
+    "Outbox": ("semel.outbox",),
+    "Inbox": ("semel.inbox",),
+}
+
+if not TYPE_CHECKING:  # A type checker would take every name for one that is here.
+
+    def __getattr__(name: str) -> object:
+        if name in _ELSEWHERE:
+            # Of an AttributeError, `from semel import …` says nothing.
+            raise ImportError(f"{name!r} is not in semel. Write: from {' or '.join(_ELSEWHERE[name])} import {name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -1,5 +1,6 @@
 """A policy is checked when it is made, and a mistake names its field."""
 
+import datetime as dt
 from dataclasses import FrozenInstanceError, fields, replace
 from datetime import timedelta
 from typing import Any
@@ -23,6 +24,25 @@ def test_careful_by_default() -> None:
     assert (policy.dialect, policy.server_errors, policy.on_crash, policy.late) == ("ietf", "auto", "rerun", "rerun")
     assert policy.lease <= timedelta(seconds=90)
     assert policy.retention == timedelta(hours=24)
+
+
+@pytest.mark.parametrize(
+    "policy, said",
+    [
+        (Policy(), "Policy()"),
+        (Policy.ietf(lease=SECOND, required=True), "Policy(required=True, lease=timedelta(seconds=1))"),
+        (Policy(keep=FINAL_STATUSES | {425}), "Policy(keep=FINAL_STATUSES | {425})"),
+        (Policy(keep=FINAL_STATUSES - {404}), "Policy(keep=FINAL_STATUSES - {404})"),
+        (Policy(keep={201}), "Policy(keep={201})"),
+        (Policy.stripe(), None),
+    ],
+)
+def test_said_by_what_differs(policy: Policy, said: str | None) -> None:
+    """A policy is written by what differs from the default, on one line, and can be typed as it is written."""
+    assert said is None or repr(policy).replace("datetime.", "") == said
+    assert len(repr(policy)) < 500
+    names = {"Policy": Policy, "FINAL_STATUSES": FINAL_STATUSES, "datetime": dt}
+    assert eval(repr(policy), names) == policy  # noqa: S307 - that it can be typed is the point
 
 
 def test_stripe() -> None:

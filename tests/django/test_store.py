@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 import threading
@@ -24,6 +25,7 @@ from django.urls import path
 from semel.core.commands import Begin, Browse, Claim, Complete, Look, Note, Now, ReadTrail, Renew, Undo, Verdict
 from semel.core.record import Found, Hold, Record
 from semel.core.state import Event, State
+from semel.django import async_store, store
 from semel.errors import ConfigurationError, StoreNotReady, StoreReadOnly, StoreRefused, StoreUnavailable
 from semel.stores.django import DjangoStore, turns
 from semel.stores.leases import Leases
@@ -233,6 +235,17 @@ class TestInTests:
 
 
 class TestReadiness:
+    def test_ping(self, database: str) -> None:
+        """A view can ask whether the store is ready, also where ATOMIC_REQUESTS has opened a transaction around it."""
+        store().ping()
+        with transaction.atomic():
+            store().ping()
+        assert asyncio.run(self._aping())
+
+    async def _aping(self) -> bool:
+        await async_store().ping()
+        return True
+
     def test_open(self, database: str) -> None:
         """A store whose tables are there opens, and closing it closes nothing of Django's."""
         connection.ensure_connection()

@@ -8,6 +8,7 @@ from functools import wraps
 from typing import Any
 
 import flask
+import psycopg
 import pytest
 
 import semel
@@ -51,6 +52,41 @@ def test_an_app_factory_and_its_config(tmp_path: Any) -> None:
     assert other.extensions["semel"].policy.required is False
     for each in (app, other):
         each.extensions["semel"].close()
+
+
+def connections_to(url: str) -> int:
+    """How many there are to the database, beside this one."""
+    with psycopg.connect(url) as connection:
+        [(count,)] = connection.execute(
+            "SELECT count(*) - 1 FROM pg_stat_activity WHERE datname = current_database()"
+        ).fetchall()
+    return int(count)
+
+
+def test_apps_that_are_never_closed(postgres_url: str) -> None:
+    """An app for each test, as fixtures make them, and none is closed: all share the connections of their URL. One that
+    is closed takes nothing from the others.
+    """
+    apps = []
+    counts = set()
+    for number in range(4):
+        app = flask.Flask(f"app {number}")
+        Semel(app, store=postgres_url, scope=semel.SINGLE_TENANT)
+        app.post("/pay")(idempotent(lambda: semel.current().key))
+        apps.append(app)
+        answer = app.test_client().post("/pay", headers={"Idempotency-Key": f"key-{number}"})
+        assert answer.status_code == 200
+        counts.add(connections_to(postgres_url))
+    assert len(counts) == 1
+    apps[0].extensions["semel"].close()
+    for app in apps:
+        assert is_replay(app.test_client().post("/pay", headers={"Idempotency-Key": "key-3"}))
+        app.extensions["semel"].close()
+    wait_until(lambda: connections_to(postgres_url) == 0)
+
+
+def is_replay(answer: Any) -> bool:
+    return "Idempotent-Replayed" in answer.headers
 
 
 @pytest.mark.parametrize(

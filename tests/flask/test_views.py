@@ -206,6 +206,27 @@ def test_an_unhandled_error_is_kept_and_reported(shop: Shop, caplog: pytest.LogC
     assert shop.runs == 1
 
 
+@pytest.mark.parametrize("setting", ["TESTING", "DEBUG", "PROPAGATE_EXCEPTIONS"])
+def test_an_unhandled_error_goes_on_to_a_test(shop: Shop, setting: str) -> None:
+    """Where Flask raises what a view raises, to a test or to its debugger, a guarded one does, too; it is kept all the
+    same, and signalled once.
+    """
+    signalled: list[Exception] = []
+
+    def note(sender: Any, exception: Exception, **_: Any) -> None:
+        signalled.append(exception)
+
+    def behave() -> Any:
+        raise RuntimeError("oops")
+
+    shop.behave = behave
+    shop.app.config[setting] = True
+    with flask.got_request_exception.connected_to(note, shop.app), pytest.raises(RuntimeError, match="oops"):
+        shop.post()
+    retry = shop.post()
+    assert (retry.status_code, is_replay(retry), shop.runs, len(signalled)) == (500, True, 1, 1)
+
+
 def test_an_unhandled_error_that_frees_the_key_goes_on(install: Install) -> None:
     """Where the policy frees the key, an error goes on to Flask: its 500 handler answers, or a test sees it."""
     shop = Shop(install, policy=Policy.ietf(server_errors="release"))

@@ -3,10 +3,17 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import httpx
 import psycopg
 import pytest
 import redis
+
+from semel import SINGLE_TENANT
+from semel.testing.fresh import fresh_store
+from semel.wsgi import IdempotencyMiddleware
+from tests.web.harness import wait_until
 
 SUITE = """
 from datetime import timedelta
@@ -139,6 +146,28 @@ def test_the_fixture_can_be_overridden(tmp_path: Path) -> None:
     override = "import pytest\n@pytest.fixture\ndef semel_store_url():\n    return 'sqlite'\n"
     said = run(tmp_path, f"{override}KIND = 'sqlite:///'{SUITE}", "--semel-store=memory://")
     assert "3 passed" in said, said
+
+
+def test_what_an_app_leaves_open(tmp_path: Path, postgres_url: str) -> None:
+    """The connections of an app that no test closes end with the store of its test."""
+
+    def app(_environ: Any, start_response: Any) -> list[bytes]:
+        start_response("201 Created", [])
+        return [b"made"]
+
+    for _ in range(2):
+        with fresh_store(postgres_url, tmp_path) as url:
+            guarded = IdempotencyMiddleware(app, store=url, scope=SINGLE_TENANT)
+            with httpx.Client(transport=httpx.WSGITransport(guarded), base_url="http://test") as client:
+                assert client.post("/", headers={"Idempotency-Key": "k"}).status_code == 201
+        wait_until(lambda: others_connected_to(postgres_url) == 0)
+
+
+def others_connected_to(url: str) -> int:
+    asked = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    with psycopg.connect(url) as connection:
+        [(count,)] = connection.execute(asked).fetchall()
+    return int(count)
 
 
 def test_nothing_is_imported_for_others() -> None:

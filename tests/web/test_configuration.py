@@ -5,12 +5,18 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from fastapi import Depends, FastAPI
+from fastapi.testclient import TestClient
+from flask import Flask
 
 import semel.asgi
+import semel.fastapi
+import semel.flask
 import semel.wsgi
 from semel import SINGLE_TENANT, Policy
 from semel.errors import ConfigurationError, UnknownField
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
+from semel.stores.tiered import Tiered
 
 SECOND = timedelta(seconds=1)
 
@@ -112,6 +118,51 @@ def test_policy_must_be_a_policy(make: Make, policy: object) -> None:
     """A policy of another type is an error, even an empty one."""
     with pytest.raises(ConfigurationError, match=r"^policy must be a Policy"):
         make(policy=policy)
+
+
+def make_fastapi(**settings: Any) -> None:
+    semel.fastapi.install(FastAPI(), **settings)
+
+
+def make_flask(**settings: Any) -> semel.flask.Semel:
+    return semel.flask.Semel(Flask("shop"), scope=SINGLE_TENANT, **settings)
+
+
+@pytest.mark.parametrize("make", [make_asgi, make_wsgi, make_fastapi, make_flask])
+@pytest.mark.parametrize("is_tiered", [False, True])
+def test_atomic_mode_without_transactions(make: Make, *, is_tiered: bool) -> None:
+    """Atomic mode on a store that has no transactions to share is an error at once: an app that starts, and whose
+    health check is fine, would refuse every request.
+    """
+    store = Tiered(durable="redis://127.0.0.1:9", cache=None) if is_tiered else "redis://127.0.0.1:9"
+    with pytest.raises(ConfigurationError, match="no transactions to share"):
+        make(store=store, policy=Policy(mode="atomic"))
+
+
+def test_atomic_mode_of_one_route() -> None:
+    """The policy of a single route is looked at when the app starts."""
+    app = FastAPI()
+    semel.fastapi.install(app, store="redis://127.0.0.1:9")
+    guard = semel.fastapi.Idempotent(scope=SINGLE_TENANT, policy=Policy(mode="atomic"))
+    app.post("/orders", dependencies=[Depends(guard)])(lambda: "made")
+    with pytest.raises(ConfigurationError, match="no transactions to share"), TestClient(app):
+        pass
+
+
+def test_atomic_mode_of_one_path() -> None:
+    """So is that of a path."""
+    with pytest.raises(ConfigurationError, match="no transactions to share"):
+        make_asgi(store="redis://127.0.0.1:9", paths={"/orders": Policy(mode="atomic")})
+
+
+def test_atomic_mode_of_one_view() -> None:
+    """That of a view is an error at the first request of any kind, such as the health check's."""
+    app = Flask("shop")
+    app.testing = True
+    semel.flask.Semel(app, store="redis://127.0.0.1:9", scope=SINGLE_TENANT)
+    app.post("/orders")(semel.flask.idempotent(policy=Policy(mode="atomic"))(lambda: "made"))
+    with pytest.raises(ConfigurationError, match="no transactions to share"):
+        app.test_client().get("/health")
 
 
 @BOTH

@@ -113,6 +113,20 @@ def test_reports_are_logged(report: Report, level: int, caplog: pytest.LogCaptur
     assert str(report) in line.getMessage()
 
 
+def test_an_outage_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Of a store that is away one service tells, again and again, and not each of them."""
+    reports = [SweepReport(error=StoreUnavailable("It is away."))]
+    services = [Counting(name, run=lambda: reports[0]) for name in ("sweeper", "reaper", "surveyor")]
+    workers = Workers(services)
+    with caplog.at_level(logging.ERROR, "semel"):
+        workers.start()
+        for service in services:
+            service.wait_for(3)
+        workers.stop()
+    tellers = {each.args[0] for each in caplog.records if isinstance(each.args, tuple)}
+    assert len(tellers) == 1
+
+
 def test_stop_waits_for_the_run_under_way() -> None:
     """Stopping begins no run, ends a long wait at once, and waits for the run that is under way."""
     begun, go_on = threading.Event(), threading.Event()

@@ -30,7 +30,7 @@ from semel.core.policy import NEVER_GUARDED, Policy
 from semel.core.record import Stuck
 from semel.core.status import STATUS_PATH, checked_path, name_below
 from semel.errors import ConfigurationError, StoreUnavailable
-from semel.guard.request import Paths, RequestView, Routes, checked_scope, status_path_for
+from semel.guard.request import Paths, RequestView, Routes, check_modes, checked_scope, status_path_for
 from semel.guard.shutdown import Gate
 from semel.guard.unstored import AsyncUnstored
 from semel.guard.waiting import AsyncWaiters
@@ -81,6 +81,7 @@ class IdempotencyMiddleware:
         self.app = app
         self.store = store if isinstance(store, AsyncStore) else async_store(store)
         self.routes = self.routing(policy, paths)
+        check_modes(self.store, self.routes.policies)
         status_path = _status_path(scope, self.routes, status_path)
         is_accepting = status_path is not None
         #: What the completers of this process share.

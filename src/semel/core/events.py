@@ -98,7 +98,7 @@ class NotKept:
 
 @value
 class StoreFailed:
-    """A request was refused with 503, because the store failed."""
+    """A request (by 503) or a call (by an exception) was refused, because the store failed."""
 
     key: str
     reason: str

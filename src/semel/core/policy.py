@@ -122,7 +122,7 @@ class PolicyFields(TypedDict, total=False):
     problem_base: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Policy:
     """How an operation is guarded. ``Policy.ietf()`` and ``Policy.stripe()`` are the two to start from."""
 
@@ -227,6 +227,13 @@ class Policy:
         self._check_enforcement()
         self._check_waiting()
         self._set("_by_body", self._check_key_from())
+
+    def __repr__(self) -> str:
+        """Return what differs from ``Policy()``."""
+        usual = Policy()
+        said = ((each.name, getattr(self, each.name), getattr(usual, each.name)) for each in dataclasses.fields(self))
+        told = (f"{name}={_told(name, value)}" for name, value, default in said if value != default)
+        return f"{type(self).__name__}({', '.join(told)})"
 
     @property
     def header_names(self) -> tuple[bytes, ...]:
@@ -404,6 +411,16 @@ def _known(cls: type[Policy], overrides: dict[str, Any]) -> dict[str, Any]:
             hint = f" Did you mean {close[0]!r}?" if close else f" There are: {', '.join(names)}."
             raise UnknownField(f"Policy has no field {name!r}.{hint}")
     return overrides
+
+
+def _told(name: str, value: Any) -> str:
+    """Write a field; hundreds of statuses by what they differ from the usual ones."""
+    if name != "keep":
+        return repr(value)
+    more, less = value - FINAL_STATUSES, FINAL_STATUSES - value
+    if len(more) + len(less) >= len(value):
+        return repr(set(value))
+    return "FINAL_STATUSES" + (f" | {set(more)}" if more else "") + (f" - {set(less)}" if less else "")
 
 
 def _words(field: str, value: Any) -> list[str]:

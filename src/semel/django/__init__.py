@@ -1,7 +1,7 @@
 """Semel as a Django app: put ``"semel.django"`` into ``INSTALLED_APPS``. Importing it touches no model and no setting.
 
 The records are kept in Django's own database, through Django's own connections. The guards are imported on first
-use: the decorator ``idempotent``, and ``IdempotencyMiddleware``.
+use: the decorator ``idempotent``, and ``IdempotencyMiddleware``; and so is what returns their ``store``.
 """
 
 from __future__ import annotations
@@ -10,12 +10,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from semel.django.conf import async_store, store
     from semel.django.middleware import IdempotencyMiddleware
     from semel.django.views import idempotent
 
-__all__ = ["IdempotencyMiddleware", "idempotent"]
+__all__ = ["IdempotencyMiddleware", "async_store", "idempotent", "store"]
 
-_WHERE = {"IdempotencyMiddleware": "semel.django.middleware", "idempotent": "semel.django.views"}
+_WHERE = {
+    "IdempotencyMiddleware": "semel.django.middleware",
+    "async_store": "semel.django.conf",
+    "idempotent": "semel.django.views",
+    "store": "semel.django.conf",
+}
 
 
 def __getattr__(name: str) -> Any:

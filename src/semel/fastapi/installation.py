@@ -17,8 +17,8 @@ from semel.fastapi.documentation import document
 from semel.fastapi.order import Order
 from semel.fastapi.routes import Installed
 from semel.fastapi.status import add_status_route
-from semel.guard.request import switch
-from semel.stores import AsyncStore
+from semel.guard.request import check_modes, switch
+from semel.stores import AsyncStore, async_store
 from semel.work.backlog import CONCURRENCY
 
 
@@ -43,6 +43,8 @@ def install(
     installed: list[Any] = [each.cls for each in app.user_middleware]
     if RouteMiddleware in installed:
         raise ConfigurationError("Semel is installed on this app already. Call install(app, …) once.")
+    store = store if isinstance(store, AsyncStore) else async_store(store)
+    check_modes(store, [] if policy is None else [policy])
     path = checked_path(status_path)
     if status_scope is not None and path is not None:
         add_status_route(app, path, status_scope, Policy.ietf() if policy is None else policy)
@@ -86,7 +88,7 @@ class RouteMiddleware(IdempotencyMiddleware):
             concurrency=concurrency,
             status_path=status_path,
         )
-        self._order = Order(Installed(Policy.ietf() if policy is None else policy, status_path is not None))
+        self._order = Order(Installed(policy or Policy.ietf(), self.store, tells_status=status_path is not None))
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: ASGISend) -> None:
         """Serve one connection."""

@@ -17,6 +17,7 @@ from semel.core.replay import is_endless
 from semel.errors import ConfigurationError
 from semel.fastapi.dependency import Idempotent
 from semel.fastapi.routes import Guarded, Installed, guarded_routes, guards_of, lists, mounted
+from semel.guard.request import check_modes
 
 
 class Order:
@@ -61,6 +62,7 @@ def _check(guarded: Guarded, installed: Installed) -> None:
     if guard.is_bare:
         return  # Idempotent() itself raises if it is misplaced.
     policy = guard.policy or installed.policy
+    check_modes(installed.store, [policy])
     if policy.may_accept and not installed.tells_status:
         raise ConfigurationError(f"{guarded}: {NO_STATUS_ROUTE}")
     is_ever_guarded = bool(guarded.methods.intersection(policy.methods))

@@ -12,6 +12,7 @@ from starlette.routing import BaseRoute, Host, Mount
 
 from semel.core.policy import Policy
 from semel.fastapi.dependency import Idempotent
+from semel.stores import AsyncStore
 
 #: In newer FastAPI, which keeps included routers; older versions copied their routes into the app.
 _contexts: Any = getattr(fastapi.routing, "iter_route_contexts", None)
@@ -23,6 +24,7 @@ class Installed:
 
     #: The policy of guards without one.
     policy: Policy
+    store: AsyncStore
     #: Whether there is a status route, so that requests may be accepted.
     tells_status: bool = False
 
@@ -92,7 +94,9 @@ def _installed_on(app: object) -> Installed | None:
     """Return the settings of *app*'s own install, if it has one: they apply wherever it is mounted."""
     for each in getattr(app, "user_middleware", ()):
         if getattr(each.cls, "is_installed", False):
-            return Installed(each.kwargs["policy"] or Policy.ietf(), each.kwargs["status_path"] is not None)
+            given = each.kwargs
+            tells_status = given["status_path"] is not None
+            return Installed(given["policy"] or Policy.ietf(), given["store"], tells_status=tells_status)
     return None
 
 

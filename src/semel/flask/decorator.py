@@ -1,4 +1,4 @@
-"""The decorator, and the check of an app's routes for a misplaced one. It knows nothing of stores."""
+"""The decorator, and the check of an app's routes for a misplaced one. It opens no store."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any, TypeVar, overload
 from semel.core.policy import Policy
 from semel.errors import ConfigurationError
 from semel.flask.view import FlaskView
-from semel.guard.request import switched
+from semel.guard.request import check_modes, switched
 from semel.guard.views import ViewPorts
+from semel.stores import Store
 
 try:
     from flask import Flask, Request, current_app, request
@@ -162,8 +163,8 @@ def _can_be_called(function: object, *args: object) -> bool:
     return True
 
 
-def check_routes(app: Flask, policy: Policy, scope: NamesUser | None) -> None:
-    """Raise ``ConfigurationError`` for a misplaced guard. *policy* and *scope* are the app's."""
+def check_routes(app: Flask, policy: Policy, scope: NamesUser | None, store: Store) -> None:
+    """Raise ``ConfigurationError`` for a misplaced guard. *policy*, *scope* and *store* are the app's."""
     views = app.view_functions
     guards = {each for view in views.values() if (each := getattr(view, _GUARD, None))}
     for endpoint, view in views.items():
@@ -178,6 +179,7 @@ def check_routes(app: Flask, policy: Policy, scope: NamesUser | None) -> None:
             continue
         if guarding.scope is None and scope is None:
             raise ConfigurationError(_NO_SCOPE.format(guarding.name))
+        check_modes(store, [guarding.policy or policy])
         taken = [rule.methods for rule in app.url_map.iter_rules(endpoint)]
         guarded = (guarding.policy or policy).methods
         if all(methods is not None and methods.isdisjoint(guarded) for methods in taken):

@@ -13,9 +13,8 @@ from semel.errors import ConfigurationError, UnknownField
 from semel.flask.decorator import EXTENSION, GivenPolicy, Scope, asked, check_routes, policy_of
 from semel.flask.view import BODY
 from semel.guard.ports import Guard
-from semel.guard.request import switch
-from semel.stores import Store
-from semel.stores import store as open_store
+from semel.guard.request import check_modes, switch
+from semel.stores import Store, shared_store
 from semel.stores.tiered import Tiered
 from semel.work import Plan, Workers
 
@@ -88,6 +87,7 @@ class Installed:
         self.policy = policy
         self.scope = asked(scope)
         self.store, self.undo = _opened(app, store)
+        check_modes(self.store, [policy])
         self.guard = Guard.of(self.store)
         #: What a policy with enforcement="report" has seen in this process: ``tally.snapshot()``.
         self.tally = self.guard.tally
@@ -100,7 +100,7 @@ class Installed:
     def start(self) -> None:
         """Prepare for the first request. Not before it, since routes are still added, and servers may fork."""
         if not self._is_checked:
-            check_routes(self._app, self.policy, self.scope)
+            check_routes(self._app, self.policy, self.scope, self.store)
             self.guard.gate.close_on_sigterm()
             self._is_checked = True
         if self.workers is not None:
@@ -128,8 +128,8 @@ def _opened(app: Flask, given: Any) -> tuple[Store, Callable[[], None]]:
         if db is not None and (durable is db or durable is getattr(db, "engines", {}).get(None)):
             lending: Any = import_module("semel.stores.connections.flask_sqlalchemy")
             given = replace(given, durable=db) if isinstance(given, Tiered) else db
-            return open_store(given), lending.undo_uncommitted
-        return open_store(given), _nothing
+            return shared_store(given), lending.undo_uncommitted
+        return shared_store(given), _nothing
 
 
 def _nothing() -> None:

@@ -131,8 +131,13 @@ class FlaskView(View[Response]):
         return response.status_code
 
     def report(self, error: Exception) -> None:
-        """Send Flask's signal and log the error, as Flask does with an unhandled exception."""
+        """Do as Flask does with an unhandled exception: send its signal and log it; or raise it, for a test or the
+        debugger, where the app says so. Its retries get what is stored for it.
+        """
         app: Any = current_app
+        propagates: bool | None = app.config["PROPAGATE_EXCEPTIONS"]
+        if app.testing or app.debug if propagates is None else propagates:
+            raise error
         got_request_exception.send(app._get_current_object(), _async_wrapper=app.ensure_sync, exception=error)  # noqa: SLF001 - as Flask's documentation has it
         app.log_exception((type(error), error, error.__traceback__))
 

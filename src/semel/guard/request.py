@@ -15,6 +15,7 @@ from semel.core.policy import Policy
 from semel.core.status import STATUS_PATH, checked_path
 from semel.core.value import value
 from semel.errors import ConfigurationError
+from semel.stores import AsyncStore, Store
 from semel.telemetry.logs import logger
 
 #: Where an app that is run for a stored request finds its user (in the ASGI scope, or the WSGI environ): credentials
@@ -104,6 +105,12 @@ class RequestView:
     def of(cls, head: Head, path: str, raw: object) -> Self:
         """Show *head*, with the decoded *path*."""
         return cls(head.method, path, head.query.decode("latin-1"), HeaderView(head.headers), raw)
+
+
+def check_modes(store: Store | AsyncStore, policies: Iterable[Policy]) -> None:
+    """Raise if a policy needs what *store* does not have."""
+    if any(each.mode == "atomic" for each in policies):
+        store.check_transactions()
 
 
 class Routes:

@@ -8,10 +8,12 @@ handler's transaction ends.
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
 from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
 from semel.errors import ConfigurationError
 from semel.stores.base import AsyncStore, Store
@@ -19,7 +21,7 @@ from semel.stores.encrypted.value import Encrypted, split
 from semel.stores.forks import importing
 from semel.stores.tiered.value import Tiered
 
-__all__ = ["AsyncStore", "Store", "async_store", "either_store", "store"]
+__all__ = ["AsyncStore", "Store", "async_store", "either_store", "migrate", "shared_store", "store"]
 
 _Table = dict[str, tuple[str, str]]
 _Kinds = dict[tuple[str, str], tuple[str, str]]
@@ -28,6 +30,7 @@ _SCHEMES = "sqlite:///file.db, postgresql://user@host/database, redis://host/0, 
 
 _WITH_DRIVERS = frozenset({"postgres", "postgresql", "sqlite"})
 _REDIS = ("redis", "rediss", "redis+cluster", "redis+sentinel")
+_SERVERS = frozenset({"postgres", "postgresql", *_REDIS})
 
 #: Each store is imported on first use: its driver is an extra.
 _STORES = {
@@ -110,11 +113,38 @@ def async_store(given: Any, *, url: str | None = None) -> AsyncStore:
     return made
 
 
+#: Those that entry points have opened, by URL; each is held by the apps that use it.
+_shared: WeakValueDictionary[str, Store] = WeakValueDictionary()
+
+
+def shared_store(given: Any) -> Store:
+    """Return the store that was given, or the one on what was given. At the URL of a server it is the same for all
+    apps of this process: tests make many of them, and leave them open.
+    """
+    if isinstance(given, Store):
+        return given
+    if not isinstance(given, str) or given.partition(":")[0] not in _SERVERS or split(given)[1] is not None:
+        return store(given)
+    return _shared.get(given) or _shared.setdefault(given, store(given))
+
+
 def either_store(given: Any) -> Store | AsyncStore:
     """Return the store that was given, or the one on what was given, sync or async. A URL is for threads."""
     if isinstance(given, Store | AsyncStore):
         return given
     return async_store(given) if _is_for_a_loop(given) else store(given)
+
+
+def migrate(given: Any) -> list[str]:
+    """Make the tables at a URL, or in the database of an engine or a pool, or bring them up to date, as ``semel
+    migrate`` does. Return what was applied: nothing, where nothing is needed.
+    """
+    if isinstance(given, Store):
+        return given.migrate()
+    if _is_for_a_loop(given):
+        raise ConfigurationError(f"{type(given).__name__} belongs to an event loop. Give the URL of its database.")
+    with closing(store(given)) as made:
+        return made.migrate()
 
 
 def _is_for_a_loop(given: Any) -> bool:

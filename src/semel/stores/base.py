@@ -42,7 +42,7 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from semel.core.commands import Command, Renew
+from semel.core.commands import Command, Now, Renew
 from semel.core.record import Hold
 from semel.errors import ConfigurationError
 from semel.stores.dialect import Dialect
@@ -109,6 +109,11 @@ class Store(ABC):
         """Return a transaction of the application's own, not begun yet, for atomic mode and for phases."""
         raise ConfigurationError(_NO_TRANSACTIONS.format(type(self).__name__))
 
+    def check_transactions(self) -> None:
+        """Raise if it has none: atomic mode can't work then, and its first request is too late to say so."""
+        if type(self).transaction is Store.transaction:
+            self.transaction()
+
     def listen(self, on_end: Callable[[str], None]) -> None:  # noqa: B027 - most stores give no hints
         """Call *on_end* with the name (``core/hint.py``) of every operation that ends from now on, in any process.
 
@@ -133,6 +138,11 @@ class Store(ABC):
     @abstractmethod
     def open(self) -> None:
         """Connect, and raise ``StoreNotReady`` or ``StoreReadOnly`` if the store can't serve. Optional."""
+
+    def ping(self) -> None:
+        """Raise a ``StoreError`` that says why, if no request can be guarded now: for an app's readiness check."""
+        self.open()
+        self.perform(Now())
 
     @abstractmethod
     def migrate(self) -> list[str]:
@@ -194,6 +204,11 @@ class AsyncStore(ABC):
         """Return a transaction of the application's own, not begun yet, for atomic mode and for phases."""
         raise ConfigurationError(_NO_TRANSACTIONS.format(type(self).__name__))
 
+    def check_transactions(self) -> None:
+        """As in ``Store``."""
+        if type(self).transaction is AsyncStore.transaction:
+            self.transaction()
+
     def listen(self, on_end: Callable[[str], None]) -> None:  # noqa: B027 - most stores give no hints
         """Call *on_end* with the name (``core/hint.py``) of every operation that ends from now on, in any process.
 
@@ -226,6 +241,11 @@ class AsyncStore(ABC):
     @abstractmethod
     async def open(self) -> None:
         """Connect, and raise ``StoreNotReady`` or ``StoreReadOnly`` if the store can't serve. Optional."""
+
+    async def ping(self) -> None:
+        """Raise a ``StoreError`` that says why, if no request can be guarded now: for an app's readiness check."""
+        await self.open()
+        await self.perform(Now())
 
     @abstractmethod
     async def close(self) -> None:

@@ -24,6 +24,7 @@ from weakref import ref
 
 from semel.core.commands import AddCounts
 from semel.core.commands.counts import ADDED
+from semel.errors import StoreUnavailable
 from semel.stores.forks import start_afresh_in_children
 
 #: The console draws minutes; a process that is killed loses as much.
@@ -81,8 +82,10 @@ class SharedEndings(dict[str, int]):
         self.has_failed = error is not None
         if error is not None and not self._is_told:
             self._is_told = True
-            _logger.warning(
-                "How requests end can't be added to the store's counts, and the console lacks it: %s", error
+            # Of a store that is away, others tell: the call that failed, and not this, at the end of a script.
+            level = logging.INFO if isinstance(error, StoreUnavailable) else logging.WARNING
+            _logger.log(
+                level, "How requests end can't be added to the store's counts, and the console lacks it: %s", error
             )
 
 

@@ -51,6 +51,10 @@ class _Front:
         dialect: Dialect | None = self.durable.dialect
         return dialect
 
+    def check_transactions(self) -> None:
+        """Raise if the durable store has none."""
+        self.durable.check_transactions()
+
     def listen(self, on_end: Callable[[str], None]) -> None:
         """Let the durable store call *on_end*."""
         self.durable.listen(on_end)
@@ -86,6 +90,10 @@ class StoreFront(_Front, Store):  # type: ignore[override]  # what it has of the
     def open(self) -> None:
         """Open the durable store."""
         self.durable.open()
+
+    def ping(self) -> None:
+        """Ping the durable store: what is in front of it may be away."""
+        self.durable.ping()
 
     def migrate(self) -> list[str]:
         """Bring the durable store's schema up to date; return what was applied."""
@@ -128,6 +136,10 @@ class AsyncStoreFront(_Front, AsyncStore):  # type: ignore[override]  # what it 
     async def open(self) -> None:
         """Open the durable store."""
         await self.durable.open()
+
+    async def ping(self) -> None:
+        """Ping the durable store: what is in front of it may be away."""
+        await self.durable.ping()
 
     async def close(self) -> None:
         """Close every connection."""

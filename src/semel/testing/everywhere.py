@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 Effects = int | Mapping[str, int]
 Count = Callable[[], Effects | Awaitable[Effects]]
-Requests = Request | Callable[[], Request]
+Requests = Request | Callable[[], Request | Awaitable[Request]]
 
 #: How often a client tries again before the operation counts as one that never ends.
 TRIES = 8
@@ -137,7 +137,7 @@ def crash_everywhere(app: Any, request: Requests, *, clock: Clock, effects: Coun
 
     *effects* counts what has taken effect so far: a number, or several by name. With every crash, the effects must be
     those of a request without one. Each crash uses a new key; if the rest of the request must be new, too, give a
-    function that makes it.
+    function that makes it. For an ASGI app, both functions may be async, and send requests of their own to the app.
     """
     served = application(app)
     if served.is_async:
@@ -167,7 +167,7 @@ def _run_here(walk: Coroutine[Any, Any, T]) -> T:
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]  # StopIteration is not generic
     walk.close()
-    raise ConfigurationError("effects= must be a plain function for a WSGI app.")
+    raise ConfigurationError("For a WSGI app, effects= and what makes the request must be plain functions.")
 
 
 async def _walk(app: Application, request: Requests, clock: Clock, effects: Count) -> CrashReport:
@@ -193,15 +193,15 @@ class _Client:
 
     async def undisturbed(self) -> tuple[Answer, Mapping[str, int]]:
         """Send the request without a crash."""
-        before = await self._count()
-        answer = await self._app.send(self._new_request(), Process(None))
+        request, before = await self._new_request(), await self._count()
+        answer = await self._app.send(request, Process(None))
         if answer is None:  # pragma: no cover - such a process lives
             raise AssertionError
         return answer, _between(before, await self._count())
 
     async def crashed_at(self, place: int) -> Point | None:
         """Let the process die at one place, and retry; None: the request ended before that place."""
-        request, before = self._new_request(), await self._count()
+        request, before = await self._new_request(), await self._count()
         process = Process(place)
         await self._app.send(request, process)
         if process.died_at is None:
@@ -241,8 +241,9 @@ class _Client:
             counted = await counted
         return dict(counted) if isinstance(counted, Mapping) else {"effects": counted}
 
-    def _new_request(self) -> Request:
-        request = self._request() if callable(self._request) else self._request
+    async def _new_request(self) -> Request:
+        made = self._request() if callable(self._request) else self._request
+        request = await made if inspect.isawaitable(made) else made
         return request.with_key(f"crash-{uuid4().hex}")
 
 

@@ -29,11 +29,13 @@ def fresh_store(where: str, folder: Path) -> Iterator[str]:
         yield f"sqlite:///{folder / 'semel.db'}"
     elif scheme in _POSTGRES:
         url = _with(where, table=mark)
-        with closing(stores.store(url)) as store:
+        with closing(stores.shared_store(url)) as store:
             store.migrate()
             try:
                 yield url
             finally:
+                # The apps of the test share it, and may have been left open.
+                store.close()
                 _drop(store)
     elif scheme.startswith("redis"):
         url = _with(where, prefix=mark)

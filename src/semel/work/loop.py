@@ -12,6 +12,7 @@ import threading
 from collections.abc import Sequence
 from datetime import timedelta
 
+from semel.errors import StoreUnavailable
 from semel.guard.running import run
 from semel.stores.forks import start_afresh_in_children
 from semel.work.service import AsyncService, Report, Service, outcome
@@ -21,6 +22,9 @@ from semel.work.wakeup import AsyncWakeup, Wakeup
 JITTER = 0.2
 
 _logger = logging.getLogger("semel")
+
+#: That the store is away, in its words, is said by one service for all: by the one that was the first to notice.
+_Outages = dict[str, str]
 
 
 class Workers:
@@ -39,7 +43,8 @@ class Workers:
         """Run each service now, and then at its interval. Does nothing where they run already."""
         if self._threads:
             return
-        self._loops = [_Loop(each, Wakeup) for each in self._services]
+        outages: _Outages = {}
+        self._loops = [_Loop(each, Wakeup, outages) for each in self._services]
         self._threads = [
             threading.Thread(target=run, args=(_Loop.repeat, each), name=each.name, daemon=True) for each in self._loops
         ]
@@ -78,7 +83,8 @@ class AsyncWorkers:
         """Run each service now, and then at its interval, on the loop that is running. Does nothing where they run."""
         if self._tasks:
             return
-        self._loops = [_Loop(each, AsyncWakeup) for each in self._services]
+        outages: _Outages = {}
+        self._loops = [_Loop(each, AsyncWakeup, outages) for each in self._services]
         self._tasks = [asyncio.create_task(each.repeat(), name=each.name) for each in self._loops]
 
     async def stop(self) -> None:
@@ -92,7 +98,8 @@ class AsyncWorkers:
 class _Loop:
     """One service, again and again until it is stopped. In a thread, nothing in here waits for an event loop."""
 
-    def __init__(self, service: Service | AsyncService, kind: type[Wakeup | AsyncWakeup]) -> None:
+    def __init__(self, service: Service | AsyncService, kind: type[Wakeup | AsyncWakeup], outages: _Outages) -> None:
+        self._outages = outages
         self.name = f"semel-{service.name}"
         self._service = service
         self._wakeup: Wakeup | AsyncWakeup = getattr(service, "wakeup", None) or kind()
@@ -108,7 +115,7 @@ class _Loop:
         while not self._is_stopping:
             heard = self._wakeup.count
             try:
-                _tell(self._service.name, await outcome(self._service.run_once()))
+                self._tell(await outcome(self._service.run_once()))
             except Exception:  # whatever it was, the thread must live to try again
                 _logger.exception("The %s failed; the next run tries again.", self._service.name)
             if not self._is_stopping:
@@ -119,14 +126,17 @@ class _Loop:
             except Exception:  # it ends in any case
                 _logger.exception("The %s could not be closed.", self._service.name)
 
-
-def _tell(name: str, report: Report) -> None:
-    if report.error is not None:
-        _logger.error("The %s was cut short; the next run goes on: %s", name, report)
-    else:
-        # Dead letters wait for a person.
-        usual = logging.WARNING if getattr(report, "dead", 0) else logging.INFO
-        _logger.log(logging.DEBUG if report.is_idle else usual, "%s", report)
+    def _tell(self, report: Report) -> None:
+        if report.error is None:
+            self._outages.clear()
+            # Dead letters wait for a person.
+            usual = logging.WARNING if getattr(report, "dead", 0) else logging.INFO
+            _logger.log(logging.DEBUG if report.is_idle else usual, "%s", report)
+            return
+        name, level = self._service.name, logging.ERROR
+        if isinstance(report.error, StoreUnavailable) and self._outages.setdefault(str(report.error), name) != name:
+            level = logging.DEBUG
+        _logger.log(level, "The %s was cut short; the next run goes on: %s", name, report)
 
 
 def _jittered(interval: timedelta) -> float:

@@ -14,12 +14,11 @@ from semel.core.policy import Policy
 from semel.core.record import Stuck
 from semel.core.status import STATUS_PATH, name_below
 from semel.errors import ConfigurationError
-from semel.guard.request import Paths, RequestView, Routes, checked_scope, status_path_for
+from semel.guard.request import Paths, RequestView, Routes, check_modes, checked_scope, status_path_for
 from semel.guard.shutdown import Gate
 from semel.guard.unstored import Unstored
 from semel.guard.waiting import Waiters
-from semel.stores import Store
-from semel.stores import store as open_store
+from semel.stores import Store, shared_store
 from semel.stores.leases import Leases
 from semel.telemetry.logs import logger
 from semel.telemetry.tally import Tally
@@ -58,10 +57,11 @@ class IdempotencyMiddleware:
         If a policy accepts requests to be run later, their status URLs are below *status_path*.
         """
         self.app = app
-        self.store = store if isinstance(store, Store) else open_store(store)
+        self.store = shared_store(store)
         if inspect.iscoroutinefunction(scope):
             raise ConfigurationError("scope must be a plain function under WSGI, which can't await.")
         self.routes = Routes(policy, paths)
+        check_modes(self.store, self.routes.policies)
         status_path = status_path_for(self.routes, status_path)
         is_accepting = status_path is not None
         #: What the completers of this process share.

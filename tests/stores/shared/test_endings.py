@@ -106,7 +106,7 @@ class TestThreads:
             def perform(self, command: Command[Any]) -> Any:
                 if isinstance(command, AddCounts):
                     tries.append(command)
-                    raise StoreUnavailable("It is a replica.")
+                    raise StoreUnavailable("It is away.")
                 return super().perform(command)
 
         store = Failing()
@@ -114,8 +114,8 @@ class TestThreads:
             store.ended["ran"] += 1
             wait_until(lambda: len(tries) >= 3)
             store.close()
-        assert [each.getMessage() for each in caplog.records] == [
-            "How requests end can't be added to the store's counts, and the console lacks it: It is a replica."
+        assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
+            ("INFO", "How requests end can't be added to the store's counts, and the console lacks it: It is away.")
         ]
         assert dict(store.ended) == {}
 

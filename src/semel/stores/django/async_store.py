@@ -87,6 +87,10 @@ class AsyncDjangoStore(AsyncStore):
         """Check whether the tables are there, and can be written."""
         await in_the_orms_thread(self._store.open)
 
+    async def ping(self) -> None:
+        """As in ``DjangoStore``."""
+        await self.open()
+
     async def close(self) -> None:
         """Stop the thread that renews leases. The connections are Django's."""
         self.ended.close()

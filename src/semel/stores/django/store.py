@@ -112,6 +112,10 @@ class DjangoStore(Store):
         finally:
             opened.tidy()
 
+    def ping(self) -> None:
+        """As in ``Store``. Nothing else is asked: there may be a transaction of the application's around it."""
+        self.open()
+
     def migrate(self) -> list[str]:
         """Do what ``manage.py migrate semel`` does; return which of Semel's own migrations were applied."""
         wrapper = wrapper_of(self.alias)

@@ -137,9 +137,20 @@ class AsyncPostgresStore(PostgresBase, AsyncStore):
         """Connect, and see whether the server can serve."""
         if asyncio.get_running_loop() is not self._loop:
             self._bind()
-        if await self._links[0].run(self._statements.check()):
+        await self._look(self._links[0])
+
+    async def ping(self) -> None:
+        """As in ``AsyncStore``; over a connection of its own, since requests use the others."""
+        link = _Link(self.address)
+        try:
+            await self._look(link)
+        finally:
+            await link.close()
+
+    async def _look(self, link: _Link) -> None:
+        if await link.run(self._statements.check()):
             raise read_only(str(self.address))
-        await self._check(self._links[0])
+        await self._check(link)
 
     async def close(self) -> None:
         """Finish what is under way and disconnect."""
