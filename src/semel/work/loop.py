@@ -9,14 +9,18 @@ import asyncio
 import logging
 import random
 import threading
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 
 from semel.guard.running import run
 from semel.stores.forks import start_afresh_in_children
-from semel.work.service import AsyncService, Report, Service, outcome
+from semel.work.service import AsyncService, Report, Service, outcome, together
 from semel.work.wakeup import AsyncWakeup, Wakeup
 
+#: How often a line of the log tells what was done: a relay may send a batch a second, and each run is at DEBUG. Dead
+#: letters and errors are told at once.
+TELL_EVERY = timedelta(minutes=1)
 #: Intervals vary by this share, so that processes that were started together do not stay together.
 JITTER = 0.2
 
@@ -97,6 +101,9 @@ class _Loop:
         self._service = service
         self._wakeup: Wakeup | AsyncWakeup = getattr(service, "wakeup", None) or kind()
         self._is_stopping = False
+        #: What was done since a line of the log last told it, and when that was.
+        self._untold: Report | None = None
+        self._told_at = float("-inf")
 
     def stop(self) -> None:
         self._is_stopping = True
@@ -108,25 +115,35 @@ class _Loop:
         while not self._is_stopping:
             heard = self._wakeup.count
             try:
-                _tell(self._service.name, await outcome(self._service.run_once()))
+                self._tell(await outcome(self._service.run_once()))
             except Exception:  # whatever it was, the thread must live to try again
                 _logger.exception("The %s failed; the next run tries again.", self._service.name)
             if not self._is_stopping:
                 await outcome(self._wakeup.wait(heard, _jittered(self._service.interval)))
+        self._tell_rest(logging.INFO)
         if (close := getattr(self._service, "close", None)) is not None:
             try:
                 await outcome(close())
             except Exception:  # it ends in any case
                 _logger.exception("The %s could not be closed.", self._service.name)
 
+    def _tell(self, report: Report) -> None:
+        if report.error is not None:
+            _logger.error("The %s was cut short; the next run goes on: %s", self._service.name, report)
+            return
+        if not report.is_idle:
+            self._untold = report if self._untold is None else together(self._untold, report)
+        has_dead = bool(getattr(report, "dead", 0))  # Dead letters wait for a person.
+        is_due = has_dead or time.monotonic() - self._told_at >= TELL_EVERY.total_seconds()
+        if is_due and self._untold is not None:
+            self._tell_rest(logging.WARNING if has_dead else logging.INFO)
+        else:
+            _logger.debug("%s", report)
 
-def _tell(name: str, report: Report) -> None:
-    if report.error is not None:
-        _logger.error("The %s was cut short; the next run goes on: %s", name, report)
-    else:
-        # Dead letters wait for a person.
-        usual = logging.WARNING if getattr(report, "dead", 0) else logging.INFO
-        _logger.log(logging.DEBUG if report.is_idle else usual, "%s", report)
+    def _tell_rest(self, level: int) -> None:
+        if self._untold is not None:
+            _logger.log(level, "%s", self._untold)
+        self._untold, self._told_at = None, time.monotonic()
 
 
 def _jittered(interval: timedelta) -> float:

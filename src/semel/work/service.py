@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Coroutine
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import timedelta
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast, overload
 
@@ -39,10 +39,25 @@ class Report(Protocol):
         """Why the run ended early, if it did."""
 
 
+R = TypeVar("R", bound=Report)
+#: Of a report, what is so at its end, and was not done.
+_LEVELS = frozenset({"batch", "endpoints", "left", "unreachable"})
+
+
 def as_json(report: Report) -> str:
     """Say for machines what came of a run: the fields of a report, which is a dataclass."""
     facts: dict[str, Any] = {each.name: getattr(report, each.name) for each in fields(cast("Any", report))}
     return json.dumps(facts | {"error": str(report.error) if report.error else None})
+
+
+def together(one: R, other: R) -> R:
+    """Return what came of two runs, of which *other* was the later: what was done is counted together."""
+    counts = {
+        each.name: getattr(one, each.name) + getattr(other, each.name)
+        for each in fields(cast("Any", other))
+        if isinstance(getattr(other, each.name), int) and each.name not in _LEVELS
+    }
+    return cast("R", replace(cast("Any", other), **counts))
 
 
 class _Timed(Protocol):
