@@ -162,7 +162,7 @@ def test_dead_letters_are_told_at_once(caplog: pytest.LogCaptureFixture) -> None
     """A run that left dead letters is a warning at once, with what was not told before; levels are not added up."""
     assert told(caplog, [WebhooksReport(4, sent=1), WebhooksReport(5, sent=2), WebhooksReport(5, sent=3, dead=1)]) == [
         (logging.INFO, str(WebhooksReport(4, sent=1))),
-        (logging.WARNING, str(WebhooksReport(5, sent=5, dead=1))),
+        (logging.WARNING, f"{WebhooksReport(5, sent=5, dead=1)}; why: semel outbox list"),
     ]
 
 

@@ -120,7 +120,7 @@ class _Loop:
                 _logger.exception("The %s failed; the next run tries again.", self._service.name)
             if not self._is_stopping:
                 await outcome(self._wakeup.wait(heard, _jittered(self._service.interval)))
-        self._tell_rest(logging.INFO)
+        self._tell_rest()
         if (close := getattr(self._service, "close", None)) is not None:
             try:
                 await outcome(close())
@@ -136,13 +136,15 @@ class _Loop:
         has_dead = bool(getattr(report, "dead", 0))  # Dead letters wait for a person.
         is_due = has_dead or time.monotonic() - self._told_at >= TELL_EVERY.total_seconds()
         if is_due and self._untold is not None:
-            self._tell_rest(logging.WARNING if has_dead else logging.INFO)
+            self._tell_rest(has_dead=has_dead)
         else:
             _logger.debug("%s", report)
 
-    def _tell_rest(self, level: int) -> None:
-        if self._untold is not None:
-            _logger.log(level, "%s", self._untold)
+    def _tell_rest(self, *, has_dead: bool = False) -> None:
+        if self._untold is not None and has_dead:
+            _logger.warning("%s; why: semel outbox list", self._untold)
+        elif self._untold is not None:
+            _logger.info("%s", self._untold)
         self._untold, self._told_at = None, time.monotonic()
 
 
