@@ -19,7 +19,7 @@ import semel.webhooks.django
 import semel.webhooks.fastapi
 import semel.webhooks.flask
 from semel.core.webhook import new_secret, read_secret, signatures
-from semel.errors import ConfigurationError, Refusal, StoreUnavailable
+from semel.errors import ConfigurationError, Refusal, SignatureInvalid, StoreUnavailable
 from semel.webhooks import verify
 from semel.webhooks.receiving import TOLERANCE, Receiver
 from tests.webhooks.receivers import WORLDS, Busy, ForLoops, Parked, World
@@ -241,6 +241,15 @@ def test_other_senders_without_a_framework() -> None:
     sign: Any = stripe.WebhookSignature.generate_signature_header
     sent = {"STRIPE-SIGNATURE": sign(body, "whsec_stripe")}
     assert verify(sent, body, secrets=["whsec_stripe"], preset="stripe").id == "evt_1"
+
+
+def test_texts_that_are_none() -> None:
+    """Half of a surrogate pair was never signed; several values of one header are to be given as pairs."""
+    with pytest.raises(SignatureInvalid):
+        verify(headers(), "\ud800", secrets=[SECRET])
+    several: Any = {name: [value] for name, value in headers().items()}
+    with pytest.raises(ConfigurationError, match="name and a value"):
+        verify(several, BODY, secrets=[SECRET])
 
 
 @pytest.mark.parametrize(

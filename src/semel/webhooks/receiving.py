@@ -170,7 +170,7 @@ def verify(
 
     *headers* are a mapping, or pairs, with names in any case. *body* is as it came: nothing may have parsed it before.
     """
-    given: Any = body.encode() if isinstance(body, str) else body
+    given: Any = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body
     if not isinstance(given, bytes | bytearray | memoryview):
         raise ConfigurationError(
             f"body is what came, bytes or text, not {type(body).__name__}: that is what was signed, byte for byte."
@@ -183,6 +183,8 @@ def verify(
 
 
 def _text(given: str | bytes) -> str:
+    if not isinstance(given, str | bytes):
+        raise ConfigurationError(f"A header has a name and a value, each of them text or bytes, not {given!a}.")
     return given.decode("latin-1") if isinstance(given, bytes) else given
 
 
