@@ -137,6 +137,21 @@ def test_one_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
+class Own:
+    """A report of an application's own service."""
+
+    is_idle = False
+    error = None
+
+    def __str__(self) -> str:
+        return "fed the cat"
+
+
+def test_a_report_of_ones_own(caplog: pytest.LogCaptureFixture) -> None:
+    """A service of an application's own is told, too, whatever its reports are made of."""
+    assert told(caplog, [Own(), Own(), Own()]) == [(logging.INFO, "fed the cat")] * 2
+
+
 def test_told_when_the_minute_is_over(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a minute there is another line, of a run that did nothing, too, if something was left to tell."""
     clock = SimpleNamespace(now=0.0)

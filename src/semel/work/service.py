@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Coroutine
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from datetime import timedelta
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast, overload
 
@@ -28,7 +28,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class Report(Protocol):
-    """What came of one run. As text it is one line."""
+    """What came of one run: a dataclass, of which the numbers are counts. As text it is one line."""
 
     @property
     def is_idle(self) -> bool:
@@ -52,12 +52,14 @@ def as_json(report: Report) -> str:
 
 def together(one: R, other: R) -> R:
     """Return what came of two runs, of which *other* was the later: what was done is counted together."""
+    later: Any = other
+    if not is_dataclass(type(later)):
+        return other  # An application's own. Nothing is known of its numbers.
+    names = [each.name for each in fields(later) if each.name not in _LEVELS]
     counts = {
-        each.name: getattr(one, each.name) + getattr(other, each.name)
-        for each in fields(cast("Any", other))
-        if isinstance(getattr(other, each.name), int) and each.name not in _LEVELS
+        name: getattr(one, name) + getattr(other, name) for name in names if isinstance(getattr(other, name), int)
     }
-    return cast("R", replace(cast("Any", other), **counts))
+    return cast("R", replace(later, **counts))
 
 
 class _Timed(Protocol):
