@@ -1,4 +1,4 @@
-"""Ships each paid order once, from a queue of RabbitMQ. Prefetch 10: as many are handled at once."""
+"""Ships each paid order once, from the queue of RabbitMQ that a relay sends to. Ten are handled at once."""
 
 import asyncio
 import json
@@ -14,17 +14,17 @@ from semel.inbox.rabbitmq import once
 
 async def ship(connection: "asyncpg.Connection[asyncpg.Record]", message: AbstractIncomingMessage) -> None:
     order = json.loads(message.body)["order"]
-    await connection.execute("INSERT INTO parcels (content) VALUES ($1)", order)
+    await connection.execute("INSERT INTO parcels (content) VALUES ($1)", f"order {order}")
 
 
 async def consume(broker: str, store: str) -> None:
     async with await aio_pika.connect_robust(broker) as connection, AsyncInbox(store, consumer="shipping") as inbox:
         channel = await connection.channel()
         await channel.set_qos(prefetch_count=10)
-        # What is parked, or refused, goes to "orders.dead", and can be sent again from there.
-        dead = await channel.declare_queue("orders.dead", durable=True)
+        # What is parked, or refused, goes to "events.dead", and can be sent again from there.
+        dead = await channel.declare_queue("events.dead", durable=True)
         arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead.name}
-        queue = await channel.declare_queue("orders", durable=True, arguments={**arguments})
+        queue = await channel.declare_queue("events", durable=True, arguments={**arguments})
         await queue.consume(once(inbox, ship))
         await asyncio.Event().wait()
 

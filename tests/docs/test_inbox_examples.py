@@ -1,19 +1,29 @@
 """The programs of docs/how-to/handle-messages-once.md run, and do what the page says."""
 
 import asyncio
+import json
 import os
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from pathlib import Path
 
 import aio_pika
 import psycopg
+import pytest
 
 from tests.docs.served import EXAMPLES, ROOT, load
 from tests.inbox.consumers import until
 from tests.kit import servers
+
+
+@pytest.fixture(scope="module")
+def rabbitmq_server() -> Iterator[servers.RabbitMQServer]:
+    """A RabbitMQ for the examples."""
+    with servers.rabbitmq() as server:
+        yield server
 
 
 def test_shop(tmp_path: Path) -> None:
@@ -32,24 +42,47 @@ def test_shop(tmp_path: Path) -> None:
         assert shop.execute("SELECT count(*) FROM parcels").fetchone() == (2,)
 
 
-async def test_rabbitmq(migrated_postgres_url: str) -> None:
-    """Orders that are in the queue twice are shipped once."""
-    with servers.rabbitmq() as server, psycopg.connect(migrated_postgres_url, autocommit=True) as shop:
+@asynccontextmanager
+async def by_aio_pika(broker: str, store: str) -> AsyncIterator[None]:
+    consuming = asyncio.create_task(load("inbox_rabbitmq").consume(broker, store))
+    yield
+    consuming.cancel()
+    await asyncio.wait([consuming])
+
+
+@asynccontextmanager
+async def by_faststream(_broker: str, _store: str) -> AsyncIterator[None]:
+    example = load("inbox_faststream")
+    async with example.inbox, example.broker:
+        await example.broker.start()
+        yield
+
+
+@pytest.mark.parametrize("consuming", [by_aio_pika, by_faststream])
+async def test_rabbitmq(
+    consuming: Callable[[str, str], AbstractAsyncContextManager[None]],
+    migrated_postgres_url: str,
+    rabbitmq_server: servers.RabbitMQServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Orders that are in the queue twice, as the outbox's examples send them, are shipped once."""
+    broker = rabbitmq_server.url
+    monkeypatch.setenv("BROKER", broker)
+    monkeypatch.setenv("SEMEL_STORE", migrated_postgres_url)
+    with psycopg.connect(migrated_postgres_url, autocommit=True) as shop:
         shop.execute("CREATE TABLE parcels (content text NOT NULL)")
-        consuming = asyncio.create_task(load("inbox_rabbitmq").consume(server.url, migrated_postgres_url))
-        async with await aio_pika.connect(server.url) as connection:
+        async with consuming(broker, migrated_postgres_url), await aio_pika.connect(broker) as connection:
             channel = await connection.channel(on_return_raises=True)
-            for order in ("A17", "B4", "A17"):
-                body = f'{{"order": "{order}"}}'.encode()
-                message = aio_pika.Message(body, message_id=f"paid-{order}")
+            for order in (17, 4, 17):
+                body = json.dumps({"order": order}).encode()
+                message = aio_pika.Message(body, message_id=f"paid-{order}", content_type="application/json")
                 while True:
                     try:
-                        await channel.default_exchange.publish(message, routing_key="orders")
+                        await channel.default_exchange.publish(message, routing_key="events")
                         break
                     except aio_pika.exceptions.PublishError:  # The queue is not there yet.
                         await asyncio.sleep(0.02)
             await until(lambda: shop.execute("SELECT count(*) FROM semel_inbox").fetchone() == (2,))
-        consuming.cancel()
-        await asyncio.wait([consuming])
+            await channel.queue_delete("events")
         rows = shop.execute("SELECT content FROM parcels ORDER BY content").fetchall()
-        assert rows == [("A17",), ("B4",)]
+        assert rows == [("order 17",), ("order 4",)]

@@ -4,9 +4,12 @@ import hashlib
 import hmac
 import json
 import os
+import sqlite3
 import subprocess
 import sys
+import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +50,30 @@ async def test_fastapi(monkeypatch: pytest.MonkeyPatch) -> None:
         answers = [await client.post("/webhooks", content=each, headers=headers) for each in (body, b"{}")]
     assert [each.status_code for each in answers] == [200, 401]
     assert example.paid == [17]
+
+
+def test_without_a_framework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event that is delivered twice is handled once, and what is not signed is not."""
+    monkeypatch.setenv("SHOP_HOOK_SECRET", SECRET)
+    monkeypatch.chdir(tmp_path)
+    with closing(sqlite3.connect("shop.db")) as shop, shop:
+        shop.execute("CREATE TABLE paid (number INTEGER NOT NULL)")
+    example = load("webhooks_plain")
+    body = b'{"type": "order.paid", "data": {"order": 17}}'
+    at = int(time.time())
+    headers = {
+        "Webhook-Id": "msg_1",
+        "Webhook-Timestamp": str(at),
+        "Webhook-Signature": signatures([read_secret(SECRET)], "msg_1", at, body),
+    }
+    with example.HTTPServer(("127.0.0.1", 0), example.Receiver) as server, example.inbox:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/"
+        answers = [httpx.post(url, content=each, headers=headers).status_code for each in (body, body, b"forged")]
+        server.shutdown()
+    assert answers == [200, 200, 401]
+    with closing(sqlite3.connect("shop.db")) as shop:
+        assert shop.execute("SELECT number FROM paid").fetchall() == [(17,)]
 
 
 def test_flask(monkeypatch: pytest.MonkeyPatch) -> None:

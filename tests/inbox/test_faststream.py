@@ -192,8 +192,8 @@ async def test_a_reply(rabbitmq: servers.RabbitMQServer, sqlite_url: str) -> Non
 async def test_two_consumers(
     rabbitmq: servers.RabbitMQServer, sqlite_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Subscribers that get the same message, by routers with an inbox each, both handle it; behind one inbox they are
-    one consumer, which ``check`` tells.
+    """Subscribers that get the same message, by routers with an inbox each, both handle it; behind one inbox they
+    are one consumer, which ``check`` tells.
     """
     ran: list[str] = []
     exchange = RabbitExchange(f"orders-{uuid4()}", type=ExchangeType.FANOUT, auto_delete=True)
@@ -215,11 +215,16 @@ async def test_two_consumers(
         await broker.start()
         await broker.publish("A17", exchange=exchange, message_id="m-1")
         await until(lambda: sorted(ran) == ["billing", "shipping"])
+    claiming = RedisBroker(middlewares=[once(AsyncInbox(sqlite_url, consumer="claiming"))])
+    for stream in (GROUP, StreamSub("orders", group="billing", consumer="two", min_idle_time=1000)):
+        claiming.subscriber(stream=stream)(handle)
+    check(claiming)
+    assert "one consumer" not in caplog.text
     shared = RabbitBroker(middlewares=[once(AsyncInbox(sqlite_url, consumer="both"))])
     subscribe(shared, "one")
     subscribe(shared, "other")
     check(shared)
-    assert "2 subscribers are one consumer, both" in caplog.text
+    assert "2 handlers are one consumer, both" in caplog.text
 
 
 def produce(hosts: str, topic: str, partition: int, name: str) -> None:

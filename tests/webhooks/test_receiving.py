@@ -12,13 +12,15 @@ import flask
 import pytest
 import standardwebhooks
 import stripe
+import werkzeug.datastructures
 from werkzeug.test import create_environ, run_wsgi_app
 
 import semel.webhooks.django
 import semel.webhooks.fastapi
 import semel.webhooks.flask
 from semel.core.webhook import new_secret, read_secret, signatures
-from semel.errors import ConfigurationError, StoreUnavailable
+from semel.errors import ConfigurationError, Refusal, SignatureInvalid, StoreUnavailable
+from semel.webhooks import verify
 from semel.webhooks.receiving import TOLERANCE, Receiver
 from tests.webhooks.receivers import WORLDS, Busy, ForLoops, Parked, World
 
@@ -203,6 +205,65 @@ def test_misconfigured(decorator: Any, args: tuple[Any, ...], settings: dict[str
     """What can't work is told when the application starts."""
     with pytest.raises(ConfigurationError, match=words):
         decorator(*args, **settings)
+
+
+@pytest.mark.parametrize(
+    "spelled",
+    [
+        lambda sent: sent,
+        lambda sent: list(sent.items()),
+        lambda sent: [(name.encode(), value.encode()) for name, value in sent.items()],
+        werkzeug.datastructures.Headers,
+    ],
+    ids=["mapping", "pairs", "bytes", "werkzeug"],
+)
+def test_without_a_framework(spelled: Callable[[dict[str, str]], Any]) -> None:
+    """``verify`` returns the event, however headers and body are at hand."""
+    for body in (BODY, bytearray(BODY), BODY.decode()):
+        event = verify(spelled(headers()), body, secrets=[OLD, SECRET])
+        assert (event.id, event.type, event.payload) == ("msg_1", "order.paid", BODY)
+    empty = headers(body=b"")
+    assert verify(spelled(empty), "", secrets=[SECRET]).payload == b""
+
+
+@pytest.mark.parametrize("case", [name for name in REFUSED if name != "large"])
+def test_refused_without_a_framework(case: str) -> None:
+    """What is not genuine and fresh is refused as a framework's receiver refuses it."""
+    sent, body, status, code = REFUSED[case]
+    with pytest.raises(Refusal) as refused:
+        verify(sent(), body, secrets=[SECRET])
+    assert (refused.value.status, refused.value.slug) == (status, code)
+
+
+def test_other_senders_without_a_framework() -> None:
+    """A preset is named as elsewhere."""
+    body = json.dumps({"id": "evt_1", "type": "charge.succeeded"})
+    sign: Any = stripe.WebhookSignature.generate_signature_header
+    sent = {"STRIPE-SIGNATURE": sign(body, "whsec_stripe")}
+    assert verify(sent, body, secrets=["whsec_stripe"], preset="stripe").id == "evt_1"
+
+
+def test_texts_that_are_none() -> None:
+    """Half of a surrogate pair was never signed; several values of one header are to be given as pairs."""
+    with pytest.raises(SignatureInvalid):
+        verify(headers(), "\ud800", secrets=[SECRET])
+    several: Any = {name: [value] for name, value in headers().items()}
+    with pytest.raises(ConfigurationError, match="name and a value"):
+        verify(several, BODY, secrets=[SECRET])
+
+
+@pytest.mark.parametrize(
+    "body, settings, words",
+    [
+        (json.loads(BODY), {"secrets": [SECRET]}, "not dict"),
+        (BODY, {"secrets": SECRET}, "a list"),
+        (BODY, {"secrets": [SECRET], "preset": "gitlab"}, "There are standard, stripe, github"),
+    ],
+)
+def test_misused_without_a_framework(body: Any, settings: dict[str, Any], words: str) -> None:
+    """What was parsed can't be verified, and settings are checked as elsewhere."""
+    with pytest.raises(ConfigurationError, match=words):
+        verify(headers(), body, **settings)
 
 
 def test_flask_and_loops() -> None:

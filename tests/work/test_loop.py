@@ -7,6 +7,8 @@ import queue
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from semel.work import AsyncWorkers, Workers
 from semel.work.loop import JITTER
 from semel.work.service import Report
 from semel.work.wakeup import Wakeup
+from semel.work.webhooks import WebhooksReport
 
 SOON = timedelta(milliseconds=1)
 NEVER = timedelta(days=1)
@@ -125,6 +128,71 @@ def test_an_outage_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
         workers.stop()
     tellers = {each.args[0] for each in caplog.records if isinstance(each.args, tuple)}
     assert len(tellers) == 1
+
+
+def told(caplog: pytest.LogCaptureFixture, reports: list[Report]) -> list[tuple[int, str]]:
+    """Return what of these runs is told at INFO and above, by the time that the service has ended."""
+    left = iter(reports)
+    service = Counting(run=lambda: next(left, SweepReport()))
+    workers = Workers([service])
+    with caplog.at_level(logging.INFO, "semel"):
+        workers.start()
+        service.wait_for(len(reports) + 1)
+        workers.stop()
+    return [(each.levelno, each.getMessage()) for each in caplog.records if each.name == "semel"]
+
+
+def test_one_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """What is done within a minute of a line is told together, a minute later or at the end; nothing is left out."""
+    runs = [RelayReport("events", sent=sent, retried=1) for sent in (1, 20, 300)]
+    assert told(caplog, [runs[0], SweepReport(), runs[1], runs[2]]) == [
+        (logging.INFO, str(RelayReport("events", sent=1, retried=1))),
+        (logging.INFO, str(RelayReport("events", sent=320, retried=2))),
+    ]
+
+
+class Own:
+    """A report of an application's own service."""
+
+    is_idle = False
+    error = None
+
+    def __str__(self) -> str:
+        return "fed the cat"
+
+
+def test_a_report_of_ones_own(caplog: pytest.LogCaptureFixture) -> None:
+    """A service of an application's own is told, too, whatever its reports are made of."""
+    assert told(caplog, [Own(), Own(), Own()]) == [(logging.INFO, "fed the cat")] * 2
+
+
+def test_told_when_the_minute_is_over(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a minute there is another line, of a run that did nothing, too, if something was left to tell."""
+    clock = SimpleNamespace(now=0.0)
+    clock.monotonic = partial(getattr, clock, "now")
+    monkeypatch.setattr("semel.work.loop.time", clock)
+    reports = iter([SweepReport(1), SweepReport(2), SweepReport()])
+
+    def run() -> Report:
+        report = next(reports, SweepReport())
+        clock.now += 60 * report.is_idle
+        return report
+
+    service = Counting(run=run)
+    workers = Workers([service])
+    with caplog.at_level(logging.INFO, "semel"):
+        workers.start()
+        service.wait_for(5)
+        assert [each.getMessage() for each in caplog.records] == [str(SweepReport(1)), str(SweepReport(2))]
+        workers.stop()
+
+
+def test_dead_letters_are_told_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A run that left dead letters is a warning at once, with what was not told before; levels are not added up."""
+    assert told(caplog, [WebhooksReport(4, sent=1), WebhooksReport(5, sent=2), WebhooksReport(5, sent=3, dead=1)]) == [
+        (logging.INFO, str(WebhooksReport(4, sent=1))),
+        (logging.WARNING, f"{WebhooksReport(5, sent=5, dead=1)}; why: semel outbox list"),
+    ]
 
 
 def test_stop_waits_for_the_run_under_way() -> None:

@@ -24,7 +24,7 @@ from semel.cli.output import JsonOption, brief, iso, pasteable, put, relative, s
 from semel.cli.resolving import YesOption
 from semel.cli.showing import STUCK_STYLE, Line, next_steps_of, sheet_of, trail_facts, trail_lines
 from semel.core.commands import Open, ReadTrail, Undo
-from semel.core.inbox import ReceiptState
+from semel.core.inbox import AFTER_REQUEUE, ReceiptState
 from semel.core.record import Entry
 from semel.errors import ConfigurationError, SemelError
 from semel.stores import Store
@@ -122,10 +122,7 @@ def requeue(
     yes: YesOption = False,
 ) -> None:
     """Let a message be tried again, from its first try on. Its broker, or its producer, has to deliver it again."""
-    means = (
-        "The next delivery of it is handled. A parked one was acknowledged, so the broker has it no more: "
-        "send it again from its dead letter queue, or have its producer send it again under the same id."
-    )
+    means = f"The next delivery of it is handled. {AFTER_REQUEUE}"
     _change(store, message, consumer, means=means, event="requeued", yes=yes)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from semel.console.reading import Operation, Reader
 from semel.core.commands import Note, Unpark, Verdict
 from semel.core.delivery import Endpoint
-from semel.core.inbox import ReceiptState
+from semel.core.inbox import AFTER_REQUEUE, ReceiptState
 from semel.core.message import one_line
 from semel.core.operator import (
     MAX_REASON,
@@ -145,11 +145,7 @@ def on_receipt(listed: Listed, name: str) -> tuple[Action, ...]:
     """Return the actions that apply to a message of the inbox; *name* is how the command line calls it."""
     if listed.receipt.state is not ReceiptState.PARKED:
         return ()
-    handled = (
-        "The next delivery of it is handled, from its first try on.",
-        "Its broker has it no more, since a parked one was acknowledged.",
-        "Send it again from the broker's dead letters, or have its producer send it again under the same id.",
-    )
+    handled = ("The next delivery of it is handled, from its first try on.", AFTER_REQUEUE)
     return (
         Action(
             "requeue", "Let it be tried again…", "Requeue this message?", handled, command=f"semel inbox requeue {name}"

@@ -28,6 +28,11 @@ MAX_ATTEMPTS = 5
 #: How long a receipt is kept: longer than brokers redeliver by default (RabbitMQ and Celery within hours, streams
 #: within days), and than a person takes to send a dead letter again after a week away.
 INBOX_RETENTION = timedelta(days=14)
+#: What an operator does once a parked message may run again.
+AFTER_REQUEUE = (
+    "Its adapter has rejected it, so it does not come by itself: send it again from the broker's dead letters, or have "
+    "its producer send it again under the same id. Redis Streams and senders of webhooks deliver it again themselves."
+)
 #: The first characters of an error, as it is stored: a line or two. The whole of it is in the consumer's own log.
 MAX_ERROR = 500
 
@@ -87,7 +92,9 @@ class Parked:
 
     @property
     def ack(self) -> bool:
-        """True: another delivery would run nothing. A broker that keeps dead letters is told to keep this one."""
+        """True: it must not come again, since no delivery would run anything. The adapters reject it instead, so that
+        a broker with dead letters keeps it.
+        """
         return True
 
 

@@ -129,7 +129,7 @@ def dead_letters(seen: Some, _limits: Limits) -> Judgement:
     "inbox",
     Severity.WARNING,
     title="No message of the inbox is parked",
-    why="Its handler failed as often as it may. Deliveries of it are acknowledged, and run nothing.",
+    why="Its handler failed as often as it may. No delivery of it runs anything.",
     mend="semel inbox list   # then: semel inbox requeue",
     look=_parked_messages,
     page="how-to/handle-messages-once.md#parked-messages",

@@ -36,7 +36,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -168,20 +167,22 @@ def check(broker: Any) -> None:
     """Raise ``ConfigurationError`` where a subscriber of *broker* can't be used with an inbox: to be called when all
     are there, before it is started. Else the first message finds it out, which may be lost by then.
     """
-    served: Counter[AsyncInbox] = Counter()
+    served: dict[AsyncInbox, set[object]] = {}
     for subscriber in broker.subscribers:
         for middleware in subscriber._broker_middlewares:  # noqa: SLF001 - it has no other way
             if isinstance(middleware, partial) and middleware.func is InboxMiddleware:
                 inbox = middleware.keywords["inbox"]
                 _check_acks(subscriber, inbox)
                 _check_publishers(subscriber)
-                served[inbox] += 1
-    for inbox, count in served.items():
-        if count > 1:
+                # One handler of two subscribers is one consumer indeed, as where one of them claims what was left.
+                handlers = {call.handler._original_call for call in subscriber.calls}  # noqa: SLF001 - as above
+                served[inbox] = served.get(inbox, set()) | handlers
+    for inbox, handlers in served.items():
+        if len(handlers) > 1:
             _logger.warning(
-                "%d subscribers are one consumer, %s: a message that two of them get is handled by one. If there are "
+                "%d handlers are one consumer, %s: a message that two of them get is handled by one. If there are "
                 "such messages, give each a router with an inbox of its own: middlewares=[once(inbox)].",
-                count,
+                len(handlers),
                 inbox.consumer,
             )
 

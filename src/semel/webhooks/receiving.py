@@ -1,4 +1,5 @@
-"""What every receiver of webhooks does: verify, hand to the inbox, answer. Frameworks are in files of their own.
+"""What every receiver of webhooks does: verify, hand to the inbox, answer. Frameworks are in files of their own;
+without one, ``verify`` is all there is.
 
 The signature is that of the bytes that came, so they are verified as they are, before anything reads them. What is
 verified goes to the inbox by its id: an event that is delivered twice is handled once.
@@ -110,10 +111,10 @@ class Receiver:
         if length is not None and length > self.max_body:
             raise BodyTooLarge
 
-    def event(self, headers: Iterable[tuple[str, str]], body: bytes) -> WebhookEvent:
+    def event(self, headers: Iterable[tuple[str | bytes, str | bytes]], body: bytes) -> WebhookEvent:
         """Return the webhook, if it is genuine and fresh; else raise a ``Refusal``."""
         self.check_length(len(body))
-        lower = {name.lower(): value for name, value in headers}
+        lower = {_text(name).lower(): _text(value) for name, value in headers}
         secrets = self.read_secrets()
         return verified(self.preset, secrets, lower, body, now=time.time(), tolerance=self.tolerance)
 
@@ -149,6 +150,44 @@ class Receiver:
         )
 
 
+class Headers(Protocol):
+    """A mapping, or a server's own class for headers."""
+
+    def items(self) -> Iterable[tuple[str, str]]:
+        """Return names and values."""
+
+
+def verify(
+    headers: Headers | Iterable[tuple[str | bytes, str | bytes]],
+    body: bytes | bytearray | memoryview | str,
+    *,
+    secrets: Sequence[str],
+    preset: str = "standard",
+    tolerance: timedelta = TOLERANCE,
+) -> WebhookEvent:
+    """Return the webhook, if one of *secrets* has signed it and it is fresh; else raise a ``Refusal``, whose ``status``
+    is the one to answer with.
+
+    *headers* are a mapping, or pairs, with names in any case. *body* is as it came: nothing may have parsed it before.
+    """
+    given: Any = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body
+    if not isinstance(given, bytes | bytearray | memoryview):
+        raise ConfigurationError(
+            f"body is what came, bytes or text, not {type(body).__name__}: that is what was signed, byte for byte."
+        )
+    content = bytes(given)
+    limit = max(1, len(content))
+    receiver = Receiver.of(None, secrets=secrets, preset=preset, tolerance=tolerance, max_body=limit)
+    pairs: Any = headers.items() if hasattr(headers, "items") else headers
+    return receiver.event(pairs, content)
+
+
+def _text(given: str | bytes) -> str:
+    if not isinstance(given, str | bytes):
+        raise ConfigurationError(f"A header has a name and a value, each of them text or bytes, not {given!a}.")
+    return given.decode("latin-1") if isinstance(given, bytes) else given
+
+
 @contextmanager
 def _told() -> Iterator[None]:
     """Tell the sender that it has used an id twice: to try again, as after a 500, would not help."""
@@ -182,4 +221,4 @@ def _done(outcome: str) -> Answer:
     return Answer(200, (_JSON,), json.dumps({"outcome": outcome}).encode())
 
 
-__all__ = ["MAX_BODY", "TOLERANCE", "AnyInbox", "Receiver", "named_after", "refusal", "text_headers"]
+__all__ = ["MAX_BODY", "TOLERANCE", "AnyInbox", "Receiver", "named_after", "refusal", "text_headers", "verify"]

@@ -9,15 +9,19 @@ import asyncio
 import logging
 import random
 import threading
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 
 from semel.errors import StoreUnavailable
 from semel.guard.running import run
 from semel.stores.forks import start_afresh_in_children
-from semel.work.service import AsyncService, Report, Service, outcome
+from semel.work.service import AsyncService, Report, Service, outcome, together
 from semel.work.wakeup import AsyncWakeup, Wakeup
 
+#: How often a line of the log tells what was done: a relay may send a batch a second, and each run is at DEBUG. Dead
+#: letters and errors are told at once.
+TELL_EVERY = timedelta(minutes=1)
 #: Intervals vary by this share, so that processes that were started together do not stay together.
 JITTER = 0.2
 
@@ -104,6 +108,9 @@ class _Loop:
         self._service = service
         self._wakeup: Wakeup | AsyncWakeup = getattr(service, "wakeup", None) or kind()
         self._is_stopping = False
+        #: What was done since a line of the log last told it, and when that was.
+        self._untold: Report | None = None
+        self._told_at = float("-inf")
 
     def stop(self) -> None:
         self._is_stopping = True
@@ -120,6 +127,7 @@ class _Loop:
                 _logger.exception("The %s failed; the next run tries again.", self._service.name)
             if not self._is_stopping:
                 await outcome(self._wakeup.wait(heard, _jittered(self._service.interval)))
+        self._tell_rest()
         if (close := getattr(self._service, "close", None)) is not None:
             try:
                 await outcome(close())
@@ -127,16 +135,29 @@ class _Loop:
                 _logger.exception("The %s could not be closed.", self._service.name)
 
     def _tell(self, report: Report) -> None:
-        if report.error is None:
-            self._outages.clear()
-            # Dead letters wait for a person.
-            usual = logging.WARNING if getattr(report, "dead", 0) else logging.INFO
-            _logger.log(logging.DEBUG if report.is_idle else usual, "%s", report)
+        if report.error is not None:
+            name, level = self._service.name, logging.ERROR
+            is_away = isinstance(report.error, StoreUnavailable)
+            if is_away and self._outages.setdefault(str(report.error), name) != name:
+                level = logging.DEBUG
+            _logger.log(level, "The %s was cut short; the next run goes on: %s", name, report)
             return
-        name, level = self._service.name, logging.ERROR
-        if isinstance(report.error, StoreUnavailable) and self._outages.setdefault(str(report.error), name) != name:
-            level = logging.DEBUG
-        _logger.log(level, "The %s was cut short; the next run goes on: %s", name, report)
+        self._outages.clear()
+        if not report.is_idle:
+            self._untold = report if self._untold is None else together(self._untold, report)
+        has_dead = bool(getattr(report, "dead", 0))  # Dead letters wait for a person.
+        is_due = has_dead or time.monotonic() - self._told_at >= TELL_EVERY.total_seconds()
+        if is_due and self._untold is not None:
+            self._tell_rest(has_dead=has_dead)
+        else:
+            _logger.debug("%s", report)
+
+    def _tell_rest(self, *, has_dead: bool = False) -> None:
+        if self._untold is not None and has_dead:
+            _logger.warning("%s; why: semel outbox list", self._untold)
+        elif self._untold is not None:
+            _logger.info("%s", self._untold)
+        self._untold, self._told_at = None, time.monotonic()
 
 
 def _jittered(interval: timedelta) -> float:

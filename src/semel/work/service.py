@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Coroutine
-from dataclasses import fields
+from dataclasses import fields, is_dataclass, replace
 from datetime import timedelta
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast, overload
 
@@ -27,7 +27,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class Report(Protocol):
-    """What came of one run. As text it is one line."""
+    """What came of one run: a dataclass, of which the numbers are counts. As text it is one line."""
 
     @property
     def is_idle(self) -> bool:
@@ -38,10 +38,27 @@ class Report(Protocol):
         """Why the run ended early, if it did."""
 
 
+R = TypeVar("R", bound=Report)
+#: Of a report, what is so at its end, and was not done.
+_LEVELS = frozenset({"batch", "endpoints", "left", "unreachable"})
+
+
 def facts_of(report: Report) -> dict[str, Any]:
     """Say for machines what came of a run: the fields of a report, which is a dataclass."""
     facts: dict[str, Any] = {each.name: getattr(report, each.name) for each in fields(cast("Any", report))}
     return facts | {"error": str(report.error) if report.error else None}
+
+
+def together(one: R, other: R) -> R:
+    """Return what came of two runs, of which *other* was the later: what was done is counted together."""
+    later: Any = other
+    if not is_dataclass(type(later)):
+        return other  # An application's own. Nothing is known of its numbers.
+    names = [each.name for each in fields(later) if each.name not in _LEVELS]
+    counts = {
+        name: getattr(one, name) + getattr(other, name) for name in names if isinstance(getattr(other, name), int)
+    }
+    return cast("R", replace(later, **counts))
 
 
 class _Timed(Protocol):
