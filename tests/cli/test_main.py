@@ -89,7 +89,14 @@ def test_completion(semel: Semel, typed: str, found: str) -> None:
     """A shell can complete commands and options."""
     asked = {"_SEMEL_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split(" ")) - 1)}
     assert found in semel(**asked).stdout.split()
-    assert "_SEMEL_COMPLETE" in semel("--show-completion", "bash").stdout
+
+
+def test_completion_of_a_shell() -> None:
+    """A shell is told what to evaluate, so that it completes commands from then on."""
+    semel = Path(sys.executable).with_name("semel")
+    line = f"'{semel}' --show-completion; exit $?"  # With a second command, the shell stays and is the parent.
+    shown = subprocess.run(["/usr/bin/env", "bash", "-c", line], capture_output=True, text=True, check=True).stdout
+    assert "_SEMEL_COMPLETE" in shown
 
 
 @pytest.mark.parametrize(
