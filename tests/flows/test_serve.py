@@ -748,6 +748,12 @@ def test_answer_of_the_apis_own_for_a_handler_with_steps() -> None:
     assert freed(Answered(own, no_effect=True, has_steps=True)) == Send(own)
 
 
+def test_store_that_fails_in_a_handler_without_steps() -> None:
+    """A store that fails after an effect which is recorded nowhere is the handler's own error, where errors free."""
+    error = StoreUnavailable("It is away.")
+    assert freed(Raised(error), Policy(server_errors="release")) == Reraise(error, None, "freed")
+
+
 def test_store_that_fails_between_two_steps() -> None:
     """A client is not told that nothing was run where steps were taken, and the log says why it stopped."""
     ending = Raised(StoreUnavailable("It is away."), no_effect=True, has_steps=True)

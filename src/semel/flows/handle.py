@@ -167,7 +167,7 @@ def reply_to(ports: GuardPorts, key: Key, ran: Ran, verdict: Keep | Free, policy
         case Raised(error):
             if isinstance(verdict, Keep):
                 return Reraise(error, verdict.answer)
-            if isinstance(error, StoreError):
+            if isinstance(error, StoreError) and (ran.no_effect or policy.mode == "atomic"):
                 ports.tell(StoreFailed(key.short(), str(error)))
                 error.retry_after = STORE_RETRY_AFTER_SECONDS
                 # Half-way, a step may have charged a card: the client must not hear that nothing was run.
