@@ -71,7 +71,10 @@ SITUATIONS: dict[type[errors.Refusal], tuple[str, str]] = {
     errors.OperationNotFound: ("a status URL that names no operation of this user", "no"),
     errors.OperationExpired: ("a status URL, past the retention of its operation", "no"),
     errors.OperationFailed: ("the handler raised an exception", "yes"),
-    errors.OperationUnfinished: ("a handler with steps raised an exception: what it has done is recorded", "yes"),
+    errors.OperationUnfinished: (
+        "a handler with steps raised an exception, or the store failed between two: what it has done is recorded",
+        "yes",
+    ),
     errors.NoEffect: ("the handler raised `NoEffect`, and `server_errors` is not `keep`", "yes, without effect"),
     errors.AnswerNotStored: ("the handler ran, and its answer could not be stored", "yes"),
 }

@@ -453,9 +453,11 @@ def test_sessions_beside_the_operations(url: str, mode: Mode, way: str) -> None:
 
     async def plain(session: Annotated[Any, Depends(lent)]) -> None: ...
 
-    app.post("/payments", dependencies=[Depends(guard)])(opens if way == "route opens" else plain)
+    too = [Depends(kept)] if way == "login yields" else []
+    app.post("/payments", dependencies=[Depends(guard), *too])(opens if way == "route opens" else plain)
     found = examined(app, "app-session")
     seen = {"login yields": "get_db", "its object": "Database.__call__", "route opens": "opens"}
     is_wrong = mode == "atomic" and way in seen
     assert found.verdict is (Verdict.WRONG if is_wrong else Verdict.OK), found.evidence
     assert (seen.get(way, "opens") in found.evidence) == is_wrong
+    assert found.evidence.count("get_db") <= 1, "named once, though a login and a route have it in common"

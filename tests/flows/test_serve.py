@@ -297,9 +297,9 @@ def test_no_effect() -> None:
 
 
 def test_store_trouble_inside_a_step() -> None:
-    """A store that failed inside a step is a refusal to be repeated, like one that failed before the handler ran."""
+    """A store that failed inside the first step is a refusal to be repeated, like one that failed before it."""
     raised = Raised(StoreUnavailable("It is away."), no_effect=True)
-    result = played([*BEGIN, (Claim, HOLD), (RunHandler, raised), (Release, Verdict.DONE)])
+    result = played([*BEGIN, (Claim, HOLD), (RunHandler, raised), (Release, Verdict.DONE), (Tell, None)])
     assert refusal(result.result) == (503, "store-unavailable", b"%d" % STORE_RETRY_AFTER_SECONDS)
 
 
@@ -746,6 +746,20 @@ def test_answer_of_the_apis_own_for_a_handler_with_steps() -> None:
     """A server error that the API has put into words of its own is sent as it is."""
     own = Answer(500, ((b"content-type", b"application/json"),), b"{}")
     assert freed(Answered(own, no_effect=True, has_steps=True)) == Send(own)
+
+
+def test_store_that_fails_in_a_handler_without_steps() -> None:
+    """A store that fails after an effect which is recorded nowhere is the handler's own error, where errors free."""
+    error = StoreUnavailable("It is away.")
+    assert freed(Raised(error), Policy(server_errors="release")) == Reraise(error, None, "freed")
+
+
+def test_store_that_fails_between_two_steps() -> None:
+    """A client is not told that nothing was run where steps were taken, and the log says why it stopped."""
+    ending = Raised(StoreUnavailable("It is away."), no_effect=True, has_steps=True)
+    result = played([*BEGIN, (Claim, HOLD), (RunHandler, ending), (Release, Verdict.DONE), (Tell, None)])
+    assert refusal(result.result) == (503, "operation-unfinished", b"2")
+    assert result.commands[-1] == Tell(StoreFailed(SHORT, "It is away."))
 
 
 @pytest.mark.parametrize("policy", [POLICY, Policy.stripe()], ids=["auto", "keep"])

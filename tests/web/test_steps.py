@@ -374,6 +374,18 @@ def test_store_trouble_in_a_step(api: Api) -> None:
     assert response.header("retry-after") is not None
 
 
+def test_store_trouble_after_a_step(api: Api) -> None:
+    """A store that fails once a card is charged is no refusal of a request that was not run: the retry goes on."""
+    charge = Step("effect", "card_charged", api.provider.charge, (5,))
+    api.steps = [charge, Step("phase", "broken", _store_trouble)]
+    response = api.send()
+    assert (response.status, response.code) == (503, "operation-unfinished")
+    assert response.header("retry-after") is not None
+    api.steps = [charge, Step("phase", "broken", lambda _: None)]
+    assert api.send().status == 201
+    assert len(api.provider.charges) == 1
+
+
 def test_completer_ends_with_the_server(entry: str) -> None:
     """A server that is told to stop takes nothing over any more."""
     api = Api(entry, store_request=True)

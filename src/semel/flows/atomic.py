@@ -153,10 +153,10 @@ async def _end(
                 raise
             except Exception as error:  # noqa: BLE001 - the application's own: a constraint that is checked at COMMIT
                 await ports.undo()
-                return reply_to(Raised(error, no_effect=True), Free(), policy)
+                return reply_to(ports, key, Raised(error, no_effect=True), Free(), policy)
         case unheard:  # pragma: no cover - mypy proves that nothing is left
             assert_never(unheard)
-    return reply_to(ran, verdict, policy)
+    return reply_to(ports, key, ran, verdict, policy)
 
 
 async def _begin_again(ports: GuardPorts, key: Key, claim: Claim, hold: Hold, before: Hold | None) -> None:

@@ -14,7 +14,7 @@ from typing import assert_never
 from semel.core.commands import Complete, Look, Note, Release, Save, Verdict
 from semel.core.decision import RETRY_AFTER_SECONDS
 from semel.core.encrypted import is_marked_result
-from semel.core.events import AnswerLost, Fenced, LostLease, NotKept, NotStored
+from semel.core.events import AnswerLost, Fenced, LostLease, NotKept, NotStored, StoreFailed
 from semel.core.handler import Answered, Ending, Lost, NotStarted, Parked, Raised, RunHandler, Streaming
 from semel.core.key import Key
 from semel.core.message import Answer
@@ -122,7 +122,7 @@ async def end(
                 await tell_fenced(ports, key, hold)
         case unheard:  # pragma: no cover - mypy proves that nothing is left
             assert_never(unheard)
-    return reply_to(ran, verdict, policy)
+    return reply_to(ports, key, ran, verdict, policy)
 
 
 async def handler_ran(ports: GuardPorts, key: Key, hold: Hold, ending: Ending, *, is_undone: bool) -> Ran:
@@ -155,7 +155,7 @@ def weigh(ran: Ran, policy: Policy) -> tuple[Ran, Keep | Free]:
     return (ran if verdict.event is Event.FAIL else Raised(ran.skipped, no_effect=True, has_steps=True)), Free()
 
 
-def reply_to(ran: Ran, verdict: Keep | Free, policy: Policy) -> Reply:
+def reply_to(ports: GuardPorts, key: Key, ran: Ran, verdict: Keep | Free, policy: Policy) -> Reply:
     """Return what the client gets for how the handler ended."""
     is_free = isinstance(verdict, Free)
     match ran:
@@ -167,9 +167,11 @@ def reply_to(ran: Ran, verdict: Keep | Free, policy: Policy) -> Reply:
         case Raised(error):
             if isinstance(verdict, Keep):
                 return Reraise(error, verdict.answer)
-            if isinstance(error, StoreError):
+            if isinstance(error, StoreError) and (ran.no_effect or policy.mode == "atomic"):
+                ports.tell(StoreFailed(key.short(), str(error)))
                 error.retry_after = STORE_RETRY_AFTER_SECONDS
-                return Send(refused(error, policy), "freed")
+                # Half-way, a step may have charged a card: the client must not hear that nothing was run.
+                return Send(_unfinished(policy) if ran.has_steps else refused(error, policy), "freed")
             if isinstance(error, NoEffect | InProgress):
                 return Send(refused(type(error)(error.detail, retry_after=RETRY_AFTER_SECONDS), policy), "freed")
             # A bare 500 is final to most clients, and this one has only stopped half-way.

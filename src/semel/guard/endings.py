@@ -5,7 +5,7 @@ from __future__ import annotations
 from semel.core.handler import Answered, Ending, Lost, Parked, Raised, Streaming
 from semel.core.message import Answer, Headers
 from semel.core.replay import FIRST_SERVER_ERROR
-from semel.errors import ConfigurationError, NoEffect
+from semel.errors import ConfigurationError, NoEffect, StoreError
 from semel.operation import Operation
 
 #: What a router answers by itself, before any handler: no such path, or the same path spelled otherwise.
@@ -41,8 +41,10 @@ def raised(error: Exception, operation: Operation) -> Ending:
     """Return the ending of a handler that raised *error*."""
     story = operation.story
     nothing_lost = isinstance(error, NoEffect) or operation.has_no_effect or story.is_used
-    # A mistake in the program that comes before anything was recorded is not half-way: to come back would not help.
-    has_steps = story.is_used and bool(story.progress.steps or not isinstance(error, ConfigurationError))
+    # Before anything was recorded it is not half-way. A mistake in the program is no reason to come back then, and of a
+    # store that is away it is true that nothing was run.
+    has_begun = bool(story.progress.steps or story.in_doubt)
+    has_steps = story.is_used and (has_begun or not isinstance(error, ConfigurationError | StoreError))
     return _standing(Raised(error, nothing_lost, story.skipped, has_steps, story.rest), operation)
 
 

@@ -46,11 +46,14 @@ def _add_sessions(found: Application, guarded: Guarded, policies: tuple[Policy, 
     engine = _engine_of_store(found.store)
     if engine is None or all(policy.mode != "atomic" for policy in policies):
         return
+    kept: list[Any] = []
     for each in _tree(guarded.dependant):
         # What depends on the guard comes after it, and has the operation's connection.
         function = _function_of(each.call)
         is_kept = inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function)
-        if is_kept and not any(guards_of(each)) and engine in _engines_in(function):
+        if is_kept and function not in kept and not any(guards_of(each)) and engine in _engines_in(function):
+            # A login and a route may have it in common.
+            kept.append(function)
             found.sessions.append(f"{guarded}: the dependency {_name(function)} keeps one while the request lasts")
     if engine in _engines_in(guarded.route.endpoint):
         found.sessions.append(f"{guarded}: {_name(guarded.route.endpoint)} opens one")
