@@ -3,7 +3,7 @@
 import sqlite3
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
-from semel.errors import Refusal
+from semel.errors import MessageDiffers, Refusal
 from semel.inbox import Duplicate, Inbox, Ran
 from semel.webhooks import WebhookEvent, verify
 
@@ -19,10 +19,12 @@ class Receiver(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         try:
             event = verify(self.headers, body, secrets=["env:SHOP_HOOK_SECRET"])
-            verdict = inbox.receive(event.id, paid, event)
+            verdict = inbox.receive(event.id, paid, event, payload=event.payload)
             status = 200 if isinstance(verdict, Ran | Duplicate) else 503
         except Refusal as refusal:
             status = refusal.status
+        except MessageDiffers:
+            status = 422
         self.send_response(status)
         self.send_header("Content-Length", "0")
         self.end_headers()

@@ -53,25 +53,30 @@ async def test_fastapi(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_framework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An event that is delivered twice is handled once, and what is not signed is not."""
+    """An event that is delivered twice is handled once; another under its id, and what is not signed, is not."""
     monkeypatch.setenv("SHOP_HOOK_SECRET", SECRET)
     monkeypatch.chdir(tmp_path)
     with closing(sqlite3.connect("shop.db")) as shop, shop:
         shop.execute("CREATE TABLE paid (number INTEGER NOT NULL)")
     example = load("webhooks_plain")
-    body = b'{"type": "order.paid", "data": {"order": 17}}'
+    body, other = b'{"type": "order.paid", "data": {"order": 17}}', b'{"type": "order.paid", "data": {"order": 18}}'
     at = int(time.time())
-    headers = {
-        "Webhook-Id": "msg_1",
-        "Webhook-Timestamp": str(at),
-        "Webhook-Signature": signatures([read_secret(SECRET)], "msg_1", at, body),
-    }
+    secrets = [read_secret(SECRET)]
+    headers, others = (
+        {
+            "Webhook-Id": "msg_1",
+            "Webhook-Timestamp": str(at),
+            "Webhook-Signature": signatures(secrets, "msg_1", at, each),
+        }
+        for each in (body, other)
+    )
+    sent = [(body, headers), (body, headers), (other, others), (b"forged", headers)]
     with example.HTTPServer(("127.0.0.1", 0), example.Receiver) as server, example.inbox:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/"
-        answers = [httpx.post(url, content=each, headers=headers).status_code for each in (body, body, b"forged")]
+        answers = [httpx.post(url, content=each, headers=signed).status_code for each, signed in sent]
         server.shutdown()
-    assert answers == [200, 200, 401]
+    assert answers == [200, 200, 422, 401]
     with closing(sqlite3.connect("shop.db")) as shop:
         assert shop.execute("SELECT number FROM paid").fetchall() == [(17,)]
 

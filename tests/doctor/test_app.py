@@ -191,6 +191,15 @@ def test_scopes_of_routes(url: str) -> None:
     assert examined(flask, "app-order").verdict is Verdict.OK
 
 
+def test_a_view_without_a_scope(url: str) -> None:
+    """A guarded view in Flask that has no scope is told of: each request to it would fail."""
+    flask = Flask(__name__)
+    Semel(flask, store=url)
+    flask.post("/payments", endpoint="pay")(idempotent(lambda: "paid"))
+    with pytest.raises(ConfigurationError, match="Each request to pay fails: it has no scope"):
+        examine(url, app=flask, only=["app-*"])
+
+
 @plants("app-enforcement", "app-retention", "app-body-limits")
 @pytest.mark.parametrize(
     "name, policy",

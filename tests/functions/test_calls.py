@@ -173,7 +173,7 @@ def test_a_result_that_can_not_be_kept_is_not_run_again(keys: Store) -> None:
 
     with pytest.raises(ResultNotJSON, match="measure' returned set"):
         measure(1)
-    with pytest.raises(NotReplayable):
+    with pytest.raises(NotReplayable, match="of measure took effect, but its result was not kept"):
         measure(1)
     assert runs == [1]
 

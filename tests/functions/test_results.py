@@ -174,6 +174,15 @@ def test_a_class_that_has_changed(memory: MemoryStore) -> None:
         guard(returning(UUID, None))(1)
 
 
+def test_a_number_that_is_read_as_decimal(memory: MemoryStore) -> None:
+    """A number of JSON, from older code or from an operator, is the Decimal of its digits, and not of its bits."""
+    guard = idempotent(key="number", store=memory, name="pay")
+    guard(returning(float, 1.1))(1)
+    assert guard(returning(Decimal, None))(1) == Decimal("1.1")
+    guard(returning(int, 7))(2)
+    assert guard(returning(Decimal, None))(2) == Decimal(7)
+
+
 @pytest.mark.parametrize(
     "kind, result, words",
     [

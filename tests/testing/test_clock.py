@@ -86,6 +86,24 @@ def test_leases_and_retentions_run_out(where: Any, colour: str) -> None:
     asked.close()
 
 
+def test_no_time_and_ten_years(where: Any) -> None:
+    """A clock may be moved by nothing, and by ten years, which is how long the result of `once` is kept."""
+    store = opened(where, "sync")
+    asked = handle(store)
+    clock = Clock(store if isinstance(where, Tiered | MemoryStore) else where)
+    claim = Claim("alice", "k", b"1" * 16, b"", LEASE, 3650 * DAY, "rerun", "delete", None)
+    assert isinstance(asked.perform(claim), Hold)
+    clock.advance(timedelta(0))
+    found = asked.perform(claim)
+    assert isinstance(found, Found)
+    assert not found.lease_is_over
+    clock.advance(3651 * DAY)
+    found = asked.perform(claim)
+    assert isinstance(found, Found)
+    assert found.is_expired
+    asked.close()
+
+
 async def test_an_answer_is_kept_for_its_retention(where: Any) -> None:
     """A retry is a replay until the retention is over, and then a new operation: on a loop, and with caches."""
     runs: list[int] = []

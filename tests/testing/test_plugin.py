@@ -163,6 +163,22 @@ def test_what_an_app_leaves_open(tmp_path: Path, postgres_url: str) -> None:
         wait_until(lambda: others_connected_to(postgres_url) == 0)
 
 
+def test_what_an_app_leaves_in_redis(tmp_path: Path, redis_url: str) -> None:
+    """What an app that no test closes has counted goes with the keys of its test, and not in after them."""
+
+    def app(_environ: Any, start_response: Any) -> list[bytes]:
+        start_response("201 Created", [])
+        return [b"made"]
+
+    with fresh_store(redis_url, tmp_path) as url:
+        guarded = IdempotencyMiddleware(app, store=url, scope=SINGLE_TENANT)
+        with httpx.Client(transport=httpx.WSGITransport(guarded), base_url="http://test") as client:
+            assert client.post("/", headers={"Idempotency-Key": "k"}).status_code == 201
+    guarded.store.close()  # What is counted by then is added, as at the end of the process.
+    with redis.Redis.from_url(redis_url) as server:
+        assert server.keys("semel_test_*") == []
+
+
 def others_connected_to(url: str) -> int:
     asked = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
     with psycopg.connect(url) as connection:

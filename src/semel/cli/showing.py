@@ -123,7 +123,7 @@ def next_steps(record: Record) -> tuple[list[Line], list[Text]]:
         said = "It is free: a retry goes on with it, or a worker, if its request was stored. To forget it:"
         return next_steps_of(said, f"semel keys release {name}")
     if record.is_stuck:
-        said = "A retry takes it over. Without a retry, free it, or park it if it may not run again:"
+        said = "A retry takes it over, or is refused if it may not run again. Without a retry, free it or park it:"
         return next_steps_of(said, "semel sweep")
     if record.state is State.PENDING:
         return next_steps_of("A worker runs it:", "semel work --app MODULE:NAME")

@@ -175,7 +175,8 @@ def expired(seen: Some, limits: Limits) -> Judgement:
     Severity.WARNING,
     title="Answers can be kept",
     why="An answer that is too large, or a stream, is sent once. A retry of it gets 409, and never the answer.",
-    mend="Raise max_response_body in the policy, or answer with less: a link to what was made.",
+    mend="Raise max_response_body in the policy, or answer with less: a link to what was made. Of a function, "
+    "annotate what it returns, or give codec=.",
     look=_handled,
     page="reference/policy.md",
 )

@@ -44,6 +44,8 @@ _WORDS: dict[type[Refusal], str] = {
     InProgress: "Another call of {} with this key is under way, or its process has died and its lease has not ended. "
     "Wait, then call it again.",
     KeyReused: "This key was used for a call with other arguments. Use a new key for a new operation.",
+    NotReplayable: "This call of {} took effect, but its result was not kept: it can't be stored, was too large, or "
+    "was erased. It was not run again.",
 }
 
 _HOW = (
@@ -131,8 +133,14 @@ class Results:
             return self.decode(answer.body or b"", answer.headers)
         said: dict[str, str] = json.loads(answer.body or b"{}")
         if refusal := _STORED_REFUSALS.get(said.get("code", "")):
-            raise refusal
+            raise self.told(refusal())
         raise FailedBefore.of(said.get("error", ""), said.get("message", ""))
+
+    def told(self, refusal: Refusal) -> Refusal:
+        """Return *refusal* in the words of a call, where it has any."""
+        if words := _WORDS.get(type(refusal)):
+            refusal.args = (words.format(self.name),)
+        return refusal
 
     def failure(self, error: Exception) -> Answer:
         """Return what is stored of *error*."""
@@ -195,10 +203,8 @@ class Outcome:
             return LeaseLost()
         if isinstance(refusal, StoreError):
             refusal.retry_after = STORE_RETRY_AFTER_SECONDS
-        if words := _WORDS.get(type(refusal)):
-            refusal.args = (words.format(self._results.name),)
         # Where in the flow it was refused says nothing to the caller.
-        return refusal.with_traceback(None)
+        return self._results.told(refusal).with_traceback(None)
 
 
 def _freed(operation: Operation) -> Ending:

@@ -151,7 +151,8 @@ class _Model:
 
 
 _SCALARS: dict[Any, Form] = {
-    Decimal: _Text(Decimal, str, Decimal),
+    # A number, of older code or an operator, has its digits: Decimal(1.1) would have its bits.
+    Decimal: _Text(Decimal, str, lambda stored: Decimal(str(stored))),
     datetime: _Text(datetime, datetime.isoformat, datetime.fromisoformat),
     date: _Text(date, date.isoformat, date.fromisoformat),
     time: _Text(time, time.isoformat, time.fromisoformat),

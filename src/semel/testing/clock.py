@@ -41,7 +41,8 @@ _LOCK_SECONDS = 5
 _TIDY = "VACUUM semel_keys"
 
 #: Moves the times of records, of the lines of their trails, and of the lists of records to check. A TTL stays as it is:
-#: otherwise an expired record would be deleted at once, and a test could not see it.
+#: otherwise an expired record would be deleted at once, and a test could not see it. The negative number comes as text:
+#: of Lua's own -0, or of ten years, Redis gets something that is no integer.
 _AGE_REDIS = """
 local times = {'created_at', 'lease_expires_at', 'completed_at', 'expires_at'}
 for _, key in ipairs(redis.call('KEYS', ARGV[2])) do
@@ -49,17 +50,17 @@ for _, key in ipairs(redis.call('KEYS', ARGV[2])) do
     if kind == 'hash' then
         for place, value in ipairs(redis.call('HMGET', key, unpack(times))) do
             if value then
-                redis.call('HINCRBY', key, times[place], -ARGV[1])
+                redis.call('HINCRBY', key, times[place], ARGV[1])
             end
         end
     elseif kind == 'zset' then
         for _, member in ipairs(redis.call('ZRANGE', key, 0, -1)) do
-            redis.call('ZINCRBY', key, -ARGV[1], member)
+            redis.call('ZINCRBY', key, ARGV[1], member)
         end
     elseif kind == 'list' then
         for place, line in ipairs(redis.call('LRANGE', key, 0, -1)) do
             local at, rest = string.match(line, '^(%-?%d+)(.*)$')
-            redis.call('LSET', key, place - 1, string.format('%.0f', at - ARGV[1]) .. rest)
+            redis.call('LSET', key, place - 1, string.format('%.0f', at + ARGV[1]) .. rest)
         end
     end
 end
@@ -188,7 +189,7 @@ def _age_djangos(connection: Any, duration: timedelta) -> None:
 
 
 def _age_redis(address: Any, duration: timedelta) -> None:
-    _on_every_redis(address, _AGE_REDIS, str(duration // timedelta(microseconds=1)), f"{address.prefix}:*")
+    _on_every_redis(address, _AGE_REDIS, str(-(duration // timedelta(microseconds=1))), f"{address.prefix}:*")
 
 
 def forget_redis(url: str, pattern: str) -> None:

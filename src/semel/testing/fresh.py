@@ -39,9 +39,12 @@ def fresh_store(where: str, folder: Path) -> Iterator[str]:
                 _drop(store)
     elif scheme.startswith("redis"):
         url = _with(where, prefix=mark)
+        store = stores.shared_store(url)
         try:
             yield url
         finally:
+            # The apps of the test share it, and may have been left open: its counts would come after the deletion.
+            store.close()
             clock: Any = import_module("semel.testing.clock")
             clock.forget_redis(url, f"{mark}:*")
     else:

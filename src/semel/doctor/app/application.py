@@ -145,7 +145,13 @@ def _add_routes(found: Application, layer: Any) -> None:
             guarding = getattr(view, _FLASK_GUARD, None)
             if guarding is not None:
                 policy = guarding.policy or installed.policy
-                scope = _asked(guarding.scope or installed.scope)
+                scope = guarding.scope or installed.scope
+                if scope is None:
+                    raise ConfigurationError(
+                        f"Each request to {endpoint} fails: it has no scope, a function that returns the user. Write "
+                        "Semel(app, scope=…) or @idempotent(scope=…)."
+                    )
+                scope = _asked(scope)
                 found.guards.append(Guard(endpoint, (policy,), scope, works=works, is_per_route=True))
 
 
@@ -168,7 +174,8 @@ def _add_django(found: Application) -> None:
 
 def _asked(scope: Any) -> Any:
     """Return the application's own function, around which Flask's guard has one that calls it."""
-    inner = dict(zip(getattr(scope, "__code__", _asked.__code__).co_freevars, scope.__closure__ or (), strict=True))
+    names = getattr(scope, "__code__", _asked.__code__).co_freevars
+    inner = dict(zip(names, getattr(scope, "__closure__", None) or (), strict=True))
     return inner["scope"].cell_contents if "scope" in inner else scope
 
 
