@@ -109,13 +109,15 @@ def test_two_stores(semel: Semel) -> None:
 
 
 def test_beside_other_tables(semel: Semel, url: str) -> None:
-    """Where tables are made among others, what keeps Alembic from dropping them is said, once."""
+    """Where tables are made among others, what keeps other tools from dropping them is said, once."""
     with closing(store(url)) as keys:
         kind = "SERIAL" if url.startswith("postgresql") else "INTEGER"
         with closing(connect(url)) as connection:
             connection.execute(f"CREATE TABLE orders (id {kind} PRIMARY KEY)")
             connection.commit()
-        assert "include_name=semel.stores.alembic.include_name" in semel("migrate", url).stdout
+        said = semel("migrate", url).stdout
+        assert "include_name=semel.stores.alembic.include_name" in said
+        assert "a schema of their own by ?schema=NAME" in said
         assert keys.has_neighbours()
     assert semel("migrate", url).stdout == "nothing to do\n"
 

@@ -644,6 +644,14 @@ class TestActions:
         events = [line.event for line in world.store.perform(ReadTrail(SCOPE, PARKED))]
         assert events[-3:] == ["resolved", "applied", "explained"]
 
+    def test_an_operation_that_ends_by_it(self, visitor: Visitor, world: World) -> None:
+        """Where the operation itself is in doubt, the page has its status, and where another one can be given."""
+        world.store.perform(Park(world.accepted("again")))
+        said = text_of(visitor.get(f"{operation('again')}/applied"))
+        assert "ends with status 200" in said
+        assert "another status, or with headers such as Location, is given on the command line" in said
+        assert f"semel keys resolve again --scope {SCOPE} --applied RESULT --status 200" in said
+
     def test_it_did_not_happen(self, visitor: Visitor, world: World) -> None:
         """An effect that did not happen is to be done again, after the steps that are done."""
         assert visitor.act(f"{operation(PARKED)}/not-applied").status == 303

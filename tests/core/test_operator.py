@@ -106,6 +106,8 @@ def test_commands() -> None:
         f"semel keys resolve {name} --not-applied",
         f"semel keys release {name}",
     ]
+    without_effect = replace(PARKED, steps=None)
+    assert operator.commands_for(without_effect)[1] == f"semel keys resolve {name} --applied RESULT --status 200"
     assert operator.commands_for(STUCK)[-1] == "semel sweep"
     assert "semel sweep" not in operator.commands_for(FREE), "it was swept"
     assert operator.commands_for(PENDING)[-1] == "semel work --app MODULE:NAME"

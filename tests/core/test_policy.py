@@ -246,6 +246,12 @@ def test_mistakes_name_their_field(field: str, value: Any) -> None:
         Policy(**({"header": "X-Intent-Key"} | {field: value}))
 
 
+def test_durations_are_told_as_such() -> None:
+    """A duration is not shown as Python spells it: it may have been set in a file, or in an environment."""
+    with pytest.raises(ConfigurationError, match=r"Policy\.lease can't be 0:00:30: .* retention \(0:00:02\)"):
+        Policy(retention=timedelta(seconds=2))
+
+
 def test_every_field_is_checked() -> None:
     """There is no field whose mistakes go unseen."""
     assert {field for field, _ in WRONG} == {each.name for each in fields(Policy)}

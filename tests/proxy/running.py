@@ -16,10 +16,11 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass
 class Running:
-    """A process, and where it listens."""
+    """A process, where it listens, and its first line."""
 
     process: asyncio.subprocess.Process
     where: str
+    line: str
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[Client]:
@@ -75,7 +76,7 @@ async def running(
     try:
         line = (await asyncio.wait_for(process.stdout.readline(), HANG)).decode()
         assert line.startswith("Listening on "), f"It said {line!r}."
-        yield Running(process, line.removeprefix("Listening on ").partition(",")[0])
+        yield Running(process, line.removeprefix("Listening on ").partition(",")[0], line)
     finally:
         if process.returncode is None:
             process.kill()

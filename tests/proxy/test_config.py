@@ -90,7 +90,7 @@ def test_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "PATH": "/payments,/orders/*",
         "CORS_ORIGIN": "https://shop.example",
         "NO_EFFECT": "503",
-        "PASS_KEY": "false",
+        "PASS_KEY": "False",
         "DRAIN": "2s",
         "CONNECT_TIMEOUT": "1.5",
         "METRICS": "9464",
@@ -130,9 +130,15 @@ def test_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "name, text, words",
     [
-        ("UPSTRAEM", "http://a", "SEMEL_PROXY_UPSTRAEM: there is no such option. Did you mean 'upstream'"),
+        ("UPSTRAEM", "http://a", "SEMEL_PROXY_UPSTRAEM: there is no such option. Did you mean 'SEMEL_PROXY_UPSTREAM'"),
+        ("PTAH", "/pay", "Did you mean 'SEMEL_PROXY_PATH'"),
+        ("NO_WORK", "true", "SEMEL_PROXY_NO_WORK: there is no such option. Write SEMEL_PROXY_WORK=false"),
         ("STORE", "memory://", "SEMEL_STORE"),
-        ("WORKERS", "many", "workers can't be 'many'"),
+        ("WORKERS", "many", "SEMEL_PROXY_WORKERS can't be 'many'"),
+        ("WORK", "no", "SEMEL_PROXY_WORK can't be 'no': it is true or false"),
+        ("NO_EFFECT", "all", "SEMEL_PROXY_NO_EFFECT can't be"),
+        ("GRACE", "soon", "SEMEL_PROXY_GRACE: 'soon' is not a duration"),
+        ("POLICY_LEASE", "forever", "SEMEL_PROXY_POLICY_LEASE: 'forever' is not a duration"),
         ("JWT_AUDIENCE", "", "SEMEL_PROXY_JWT_AUDIENCE is empty"),
         ("TRUSTED", "", "SEMEL_PROXY_TRUSTED is empty"),
         ("POLICY_LEESE", "1s", "lease"),
@@ -160,6 +166,12 @@ def test_variables_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     settings = read(str(file), TYPED, store=STORE)
     assert (settings.store, settings.paths) == ("postgresql://app:sesame@db/app", ("/pay",))
     assert settings.policy.lease == timedelta(seconds=5)
+
+
+def test_mistakes_that_are_typed() -> None:
+    """An option of the command line is told by its name there."""
+    with pytest.raises(ConfigurationError, match=r"^--grace: 'soon' is not a duration"):
+        read(None, TYPED | {"grace": "soon"}, store=STORE)
 
 
 def test_two_upstreams() -> None:
@@ -194,14 +206,14 @@ def test_metrics() -> None:
 
 
 WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({"upstream": None}, {}, "upstream"),
+    ({"upstream": None}, {}, "SEMEL_PROXY_UPSTREAM"),
     ({"scope": ""}, {}, "scope"),
     ({"wrokers": 2}, {}, "workers"),
     ({"workers": 0}, {}, "workers"),
     ({"workers": 2, "store": "memory://"}, {}, "memory"),
     ({"workers": "2"}, {}, "number"),
     ({"work": "yes"}, {}, "true or false"),
-    ({"timeout": "soon"}, {}, "duration"),
+    ({"timeout": "soon"}, {}, r"\[proxy\] timeout: 'soon' is not a duration"),
     ({"timeout": -1}, {}, "seconds"),
     ({"timeout": 0}, {}, "timeout can't be 0"),
     ({"timeout": "0s"}, {}, "timeout can't be 0"),

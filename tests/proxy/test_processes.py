@@ -64,6 +64,12 @@ async def test_drain(tmp_path: Path) -> None:
     upstream.close()
 
 
+async def test_where_the_keys_are(tmp_path: Path) -> None:
+    """A file of keys is named at the start: it is taken where no store was given, and another proxy has another."""
+    async with running(tmp_path, "http://127.0.0.1:1") as proxy:
+        assert f"with its keys in {tmp_path}/keys.db alone" in proxy.line
+
+
 async def ends(folder: Path, told_at: str, *options: str) -> None:
     """Have SIGTERM come to ``semel proxy`` at one point of its start, and see it end."""
     program = (str(Path(__file__).with_name("told.py")),)

@@ -16,9 +16,13 @@ from typing import Any
 #: A request is under way for so long that a kill meets it.
 HANDLER_SECONDS = 0.15
 LEASE_SECONDS = 0.3
+#: How many requests are refused while there is a file "away" in the folder; the last of them removes it.
+REFUSALS = 3
 
 mode, folder = sys.argv[1], Path(sys.argv[2])
 in_memory: dict[str, bytes] = {}
+away = folder / "away"
+refused: list[str] = []
 
 
 def database() -> sqlite3.Connection:
@@ -69,6 +73,12 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         asked = self.rfile.read(int(self.headers["content-length"]))
         key = self.headers["idempotency-key"]
+        if away.exists():
+            refused.append(key)
+            if len(refused) == REFUSALS:
+                away.unlink()
+            self.reply(503, b"{}")
+            return
         if mode == "keys-ignored":
             self.reply(201, paid(key, asked))
             return

@@ -83,6 +83,16 @@ async def test_a_server_behind_a_gateway(start: Start, tmp_path: Path) -> None:
             assert {name: seen[name] for name in CHECKS} == dict.fromkeys(CHECKS, verdict), report.findings
 
 
+async def test_a_crash_that_met_no_request(start: Start, tmp_path: Path) -> None:
+    """Requests that a gateway refused while its server was away were not under way: nothing is shown by them."""
+    url, _ = start("correct")
+    away = shlex.quote(str(tmp_path / "away"))
+    command = f"touch {away}; while [ -e {away} ]; do sleep 0.01; done"
+    given: dict[str, Any] = {"count": "/#$", "restart_cmd": command, "other": ()}
+    report = await verified(url, "kill-in-flight", is_behind_gateway=True, **given)
+    assert "No request was under way" in told(report, Verdict.INCONCLUSIVE)["kill-in-flight"]
+
+
 @pytest.mark.parametrize(
     "command, reason",
     [("echo no such service >&2; exit 3", "3: no such service"), ("true", "the server was not restarted")],

@@ -21,8 +21,9 @@ from semel.stores.migration import Layout, Phase, PlannedMigration, PlannedState
 
 #: Printed when tables were made or changed in a database with other tables; not on every deploy.
 NEIGHBOURS = (
-    "Other tables are in this database. A tool that compares it with your models would drop Semel's: in Alembic's "
-    "env.py, give context.configure() include_name=semel.stores.alembic.include_name. Django needs nothing."
+    "Other tables are in this database. A tool that compares it with your models would drop Semel's: have it leave out "
+    "semel_*, or on PostgreSQL give them a schema of their own by ?schema=NAME in the URL. In Alembic's env.py, give "
+    "context.configure() include_name=semel.stores.alembic.include_name. Django needs nothing."
 )
 
 UrlArgument = Annotated[str | None, typer.Argument(metavar="[URL]", help=f"The store; else {VARIABLE}.")]

@@ -15,7 +15,7 @@ from semel.cli import address
 from semel.cli.output import as_text, brief, hex_dump, iso, pasteable, relative, safe, typed, unfolded, width
 from semel.core.derive import derive
 from semel.core.message import Request
-from semel.core.operator import outcome_of
+from semel.core.operator import outcome_of, resolving_commands
 from semel.core.record import Entry, Milestone, Record
 from semel.core.recovery import Done, Step, read_back
 from semel.core.state import State
@@ -116,9 +116,7 @@ def next_steps(record: Record) -> tuple[list[Line], list[Text]]:
         step = read_back(record.steps).unknown
         what = f"{step.name} happened; ask the provider by the key above" if step else "it happened"
         said = f"Find out whether {what}. Then type one of:"
-        return next_steps_of(
-            said, f"semel keys resolve {name} --applied RESULT", f"semel keys resolve {name} --not-applied"
-        )
+        return next_steps_of(said, *resolving_commands(record))
     if record.is_free:
         said = "It is free: a retry goes on with it, or a worker, if its request was stored. To forget it:"
         return next_steps_of(said, f"semel keys release {name}")

@@ -27,6 +27,7 @@ from semel.core.operator import (
     may_run_again,
     read_result,
     release_means,
+    resolving_commands,
     resolving_means,
 )
 from semel.core.record import NO_TOKEN, Hold, Record
@@ -78,13 +79,18 @@ def on_operation(operation: Operation, name: str) -> tuple[Action, ...]:
     if record.state is State.UNKNOWN:
         step = read_back(record.steps).unknown
         what = step.name if step else "the operation"
-        happened = f"semel keys resolve {name} --applied RESULT"
+        happened, not_happened = resolving_commands(record)
+        means = [resolving_means(record, is_applied=True)]
+        if step is None:
+            means.append(
+                "An answer with another status, or with headers such as Location, is given on the command line."
+            )
         actions += [
             Action(
                 "applied",
                 "It happened…",
                 f"Did {what} happen?",
-                (resolving_means(record, is_applied=True),),
+                tuple(means),
                 needs_result=True,
                 command=happened,
             ),
@@ -97,7 +103,7 @@ def on_operation(operation: Operation, name: str) -> tuple[Action, ...]:
                     "If it did happen after all, it will happen twice: the card may be charged again.",
                 ),
                 is_risky=True,
-                command=f"semel keys resolve {name} --not-applied",
+                command=not_happened,
             ),
         ]
     if may_run_again(record, has_request=operation.request is not None):

@@ -141,6 +141,13 @@ def resolving_means(record: Record, *, is_applied: bool, status: int = 200) -> s
     return f"{who} will go on after {point}" + (f", and do {step.name}." if step else ".")
 
 
+def resolving_commands(record: Record) -> tuple[str, str]:
+    """Return what can be typed about a parked operation: that it happened, and that it did not."""
+    resolve = f"semel keys resolve {pasteable(record.key)} --scope {pasteable(record.scope)}"
+    answer = " --status 200" if read_back(record.steps).unknown is None else ""
+    return f"{resolve} --applied RESULT{answer}", f"{resolve} --not-applied"
+
+
 def why_not_resolved(record: Record) -> str:
     """Say why there is nothing to resolve."""
     if record.state in TERMINAL:
@@ -201,7 +208,7 @@ def commands_for(record: Record) -> list[str]:
     name = f"{pasteable(record.key)} --scope {pasteable(record.scope)}"
     commands = [f"semel keys show {name}"]
     if record.state is State.UNKNOWN:
-        commands += [f"semel keys resolve {name} --applied RESULT", f"semel keys resolve {name} --not-applied"]
+        commands += resolving_commands(record)
     if record.state not in TERMINAL:
         commands.append(f"semel keys release {name}")
     if record.is_stuck and not record.is_free:

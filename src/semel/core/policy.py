@@ -434,4 +434,5 @@ def _is_count(value: object) -> bool:
 
 
 def _wrong(field: str, value: object, wanted: str) -> NoReturn:
-    raise ConfigurationError(f"Policy.{field} can't be {value!r}: it must be {wanted}.")
+    shown = str(value) if isinstance(value, timedelta) else repr(value)
+    raise ConfigurationError(f"Policy.{field} can't be {shown}: it must be {wanted}.")

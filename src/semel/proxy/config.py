@@ -182,7 +182,9 @@ def read(path: str | None, typed: Mapping[str, Any], *, store: str) -> Settings:
     tables = _tables(path) if path is not None else {}
     options, rules = _set_in(os.environ)
     given = {"store": store} | _named(tables.get("proxy", {}), path) | options
-    given |= {name: each for name, each in typed.items() if each is not None}
+    given |= {
+        name: _option(name, each, f"--{name.replace('_', '-')}") for name, each in typed.items() if each is not None
+    }
     return made(given, tables.get("policy", {}) | rules)
 
 
@@ -194,8 +196,12 @@ def made(given: Mapping[str, Any], rules: Mapping[str, Any]) -> Settings:
             raise ConfigurationError(f"[proxy] has no option {name!r}.{_hint(name, names)}")
     for name in ("upstream", "scope"):
         if not given.get(name):
-            raise ConfigurationError(f"Which {name}? Give --{name}, or {name} = … under [proxy] in --config FILE.")
-    return Settings(**{name: _option(name, each) for name, each in given.items()}, policy=policy(rules))
+            raise ConfigurationError(
+                f"Which {name}? Give --{name}, or {PREFIX}{name.upper()} in the environment, or {name} = … under "
+                "[proxy] in --config FILE."
+            )
+    options = {name: _option(name, each, f"[proxy] {name}") for name, each in given.items()}
+    return Settings(**options, policy=policy(rules))
 
 
 def policy(table: Mapping[str, Any]) -> Policy:
@@ -258,13 +264,23 @@ def _set_in(environment: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, A
         if name.startswith(_POLICY):
             field = name.removeprefix(_POLICY)
             rules[field] = [_plainly(each) for each in _parts(text)] if field in _COLLECTIONS else _plainly(text)
+            if field in _DURATIONS:
+                rules[field] = _duration(variable, rules[field])
         elif name in names:
-            options[name] = _in_text(name, text)
+            options[name] = _option(name, _in_text(name, text), variable)
         elif name == "store":
             raise ConfigurationError(f"{variable}: the store is set by SEMEL_STORE, as for every command.")
         elif not _KUBERNETES.fullmatch(name):
-            raise ConfigurationError(f"{variable}: there is no such option.{_hint(name, sorted(names))}")
+            raise ConfigurationError(f"{variable}: there is no such option.{_meant(variable, names)}")
     return options, rules
+
+
+def _meant(variable: str, names: set[str]) -> str:
+    """Say which variable may be meant by one that is no option of these *names*."""
+    switch = variable.replace("_NO_", "_", 1)
+    if switch != variable and switch.removeprefix(PREFIX).lower() in _SWITCHES:
+        return f" Write {switch}=false."
+    return _hint(variable, sorted(PREFIX + each.upper() for each in names | _TYPED_AS.keys()))
 
 
 def _in_text(name: str, text: str) -> Any:
@@ -281,9 +297,9 @@ def _parts(text: str) -> list[str]:
 
 
 def _plainly(text: str) -> Any:
-    """Return a number, or true or false, where *text* is one."""
+    """Return a number, or true or false, where *text* is one. Many programs set True in an environment."""
     try:
-        found = tomllib.loads(f"found = {text}")["found"]
+        found = tomllib.loads(f"found = {text.lower()}")["found"]
     except tomllib.TOMLDecodeError:
         return text
     return found if isinstance(found, bool | int | float) else text
@@ -301,9 +317,8 @@ def _named(table: Mapping[str, Any], path: str | None) -> dict[str, Any]:
     return given
 
 
-def _option(name: str, each: Any) -> Any:
-    """Return a value as ``Settings`` has it; it comes from a file, or was typed."""
-    where = f"[proxy] {name}"
+def _option(name: str, each: Any, where: str) -> Any:
+    """Return a value as ``Settings`` has it; *where* is what set it."""
     if name in _TIMES:
         return _duration(where, each)
     if name == "no_effect":
@@ -332,7 +347,10 @@ def _duration(where: str, each: Any) -> timedelta:
     if isinstance(each, str):
         if each.strip() in {"0", "0s"}:
             return timedelta(0)
-        return duration(each)
+        try:
+            return duration(each)
+        except ConfigurationError as wrong:
+            raise ConfigurationError(f"{where}: {wrong}") from None
     raise ConfigurationError(f'{where} can\'t be {each!r}: it is a number of seconds, or a string such as "30s".')
 
 

@@ -141,15 +141,20 @@ def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT."""
     # What is set wrongly is said before anything listens.
     asyncio.run(_look_at_store(build(settings)))
-    if urlsplit(settings.store).scheme == "sqlite" and not (folder := locate(settings.store).path.parent).is_dir():
-        # A store that can't be reached may come back. A folder does not come by itself.
-        raise ConfigurationError(f"--store: there is no folder {folder}. Make it, or correct the URL.")
+    kept = ""
+    if urlsplit(settings.store).scheme == "sqlite":
+        file = locate(settings.store).path
+        if not file.parent.is_dir():
+            # A store that can't be reached may come back. A folder does not come by itself.
+            raise ConfigurationError(f"--store: there is no folder {file.parent}. Make it, or correct the URL.")
+        # It is the store where none was given, too. A proxy elsewhere, with a file of its own, would run a key again.
+        kept = f", with its keys in {file} alone"
     if settings.scope.startswith("jwt:") and settings.jwt_key is None:
         logger.warning(UNVERIFIED, settings.scope.partition(":")[2])
     elif settings.jwt_key is not None and not settings.jwt_audience:
         logger.warning(NO_AUDIENCE)
     with _listening(settings.listen) as listener:
-        said = f"Listening on {shown(listener)}, in front of {settings.upstream}. Ctrl-C ends it."
+        said = f"Listening on {shown(listener)}, in front of {settings.upstream}{kept}. Ctrl-C ends it."
         if settings.workers > 1:
             patience = (settings.drain + settings.grace).total_seconds() + _PARTING + _CLOSING
             run_workers(settings.workers, serve, settings, listener, said, patience=patience)

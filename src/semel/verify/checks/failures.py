@@ -18,6 +18,8 @@ from semel.verify.variants import broken
 #: such lines there are.
 STREAM = 16
 STREAMS = 2
+#: The status of a gateway while its server is away.
+AWAY = 503
 #: How long the first of them is under way before the command is run.
 HEAD_START = 0.05
 
@@ -178,9 +180,10 @@ async def _restart(lab: Lab, command: str) -> None:
 async def _killed(lab: Lab) -> None:
     command = given(lab.settings.restart_cmd)
     watch = await lab.watch()
-    lost, answered = await _while_restarting(lab, command)
-    if not lost:
-        raise Undecided("Every request was answered before the server was killed. A slower request would show it.")
+    cut, refused, answered = await _while_restarting(lab, command)
+    if not cut:
+        raise Undecided("No request was under way when the server was killed. A slower request would show it.")
+    lost = cut + refused
     lab.record(
         Step(tuple(lost), tuple(NoAnswer("the server was killed") for _ in lost), note="while the server was killed")
     )
@@ -200,14 +203,18 @@ async def _killed(lab: Lab) -> None:
         runs = await lab.runs(watch, [], len(answered) + len(done))
         most = len(answered) + len(lost)
         ok = len(answered) + len(done) <= runs.count <= most
-        bad = f"{most} operations, and {runs.how}; {len(lost)} were under way when the server was killed."
-        good = f"{len(lost)} were under way, and {len(done)} of them ended with a success; {runs.how}."
+        bad = f"{most} operations, and {runs.how}; {len(cut)} were under way when the server was killed."
+        retried = f"{len(done)} of {len(lost)} retries ended with a success"
+        good = f"{len(cut)} were under way when the server was killed; {retried}; {runs.how}."
         lab.judge(KILLED, ok=ok, good=good, bad=bad)
 
 
-async def _while_restarting(lab: Lab, command: str) -> tuple[list[Request], list[Request]]:
-    """Send requests until the server dies. Return those without an answer, and those with one."""
-    lost: list[Request] = []
+async def _while_restarting(lab: Lab, command: str) -> tuple[list[Request], list[Request], list[Request]]:
+    """Send requests until the server dies. Return those that were cut off, those refused by 503, which have not reached
+    it, and those that were answered.
+    """
+    cut: list[Request] = []
+    refused: list[Request] = []
     answered: list[Request] = []
 
     is_over = asyncio.Event()
@@ -219,10 +226,10 @@ async def _while_restarting(lab: Lab, command: str) -> tuple[list[Request], list
             request = lab.keyed(lab.new_key())
             outcome = await lab.client.send(request)
             if isinstance(outcome, Answer):
-                (answered if outcome.is_success else lost).append(request)
+                (answered if outcome.is_success else refused if outcome.status == AWAY else cut).append(request)
             else:
                 if not outcome.is_unsent:
-                    lost.append(request)
+                    cut.append(request)
                 return
 
     streams = [asyncio.ensure_future(stream()) for _ in range(STREAMS)]
@@ -232,7 +239,7 @@ async def _while_restarting(lab: Lab, command: str) -> tuple[list[Request], list
     finally:
         is_over.set()
         await asyncio.gather(*streams)
-    return lost, answered
+    return cut, refused, answered
 
 
 async def _taken_over(lab: Lab) -> None:
