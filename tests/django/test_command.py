@@ -4,6 +4,7 @@ import getpass
 import json
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -115,6 +116,34 @@ def test_doctor(keys: DjangoStore, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         call_command("semel", "doctor", "--only", "store-parked", "--fail-on", "warning")
     assert "warning store-parked" in capsys.readouterr().out
+
+
+WSGI = """
+from django.core.handlers.wsgi import WSGIHandler
+from semel.stores.django import DjangoStore
+from semel.wsgi import IdempotencyMiddleware
+
+user_of = lambda request: request.headers.get("x-user")
+application = IdempotencyMiddleware(WSGIHandler(), store=DjangoStore(), scope=user_of)
+"""
+
+
+def test_doctor_of_what_is_around_django(
+    keys: DjangoStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The doctor sees the guard that is around Django in the module of WSGI_APPLICATION; a module that can't be
+    imported ends it with one line.
+    """
+    del keys
+    (tmp_path / "wsgi_of_ours.py").write_text(WSGI)
+    (tmp_path / "wsgi_without_settings.py").write_text("raise KeyError('SHOP_SECRET')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with override_settings(WSGI_APPLICATION="wsgi_of_ours.application"):
+        assert "2: IdempotencyMiddleware, SEMEL." in said(capsys, "doctor", "--only", "app-guard")
+    with override_settings(WSGI_APPLICATION="wsgi_without_settings.application"), pytest.raises(SystemExit) as ended:
+        call_command("semel", "doctor", "--only", "app-guard")
+    assert ended.value.code == 3
+    assert "wsgi_without_settings can't be imported: KeyError: 'SHOP_SECRET'" in capsys.readouterr().err
 
 
 def test_doctor_without_a_database() -> None:

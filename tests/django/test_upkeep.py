@@ -122,6 +122,15 @@ class TestCommands:
         with pytest.raises(CommandError, match="Say --yes"):
             said("semel_erase", "nobody", "--json")
 
+    def test_erase_without_a_terminal(self, store: DjangoStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where its question can't be answered, as in cron, it erases nothing and says which option does."""
+        monkeypatch.setattr("sys.stdin", StringIO())
+        with pytest.raises(CommandError, match=r"Nothing was erased\. Without a terminal, say --yes"):
+            said("semel_erase", "alice")
+        record = store.perform(Look("alice", "old"))
+        assert record is not None
+        assert record.answer == ANSWER
+
 
 class TestCelery:
     def test_tasks(self, store: DjangoStore) -> None:

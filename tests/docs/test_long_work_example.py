@@ -126,16 +126,19 @@ nobody, jane, joe = headers
 app = example.application
 with httpx.Client(transport=httpx.WSGITransport(app=app), base_url=BASE_URL) as client:
     answers = [client.post("/reports", json={"month": "May"}, headers=each) for each in (nobody, jane)]
-    print(Completer(app.store, app.finish).run_once())
+    done = Completer(app.store, app.finish).run_once()
     answers += [client.get(answers[1].headers["location"], headers=each) for each in (jane, joe, nobody)]
     answers.append(client.post("/reports", json={"month": "May"}, headers=jane))
-print([each.status_code for each in answers], answers[2].json(), answers[-1].headers["idempotent-replayed"])
+print([each.status_code for each in answers], answers[2].json(), answers[-1].headers["idempotent-replayed"], done)
+call_command("semel_erase", "user:1", yes=True)
 """
 
 
 def test_django(tmp_path: Path) -> None:
-    """In Django a session names the user of the client, and a middleware that of the worker."""
+    """In Django a session names the user of the client, and a middleware that of the worker; the records belong to
+    the same owner as those of Django's other guards, and are erased with them.
+    """
     assert said_by(DJANGO, tmp_path) == [
-        "completed: 1 finished, 0 failed, 0 parked",
-        "[400, 202, 201, 404, 404, 201] {'month': 'May', 'for': 'jane'} true",
+        "[400, 202, 201, 404, 404, 201] {'month': 'May', 'for': 'jane'} true completed: 1 finished, 0 failed, 0 parked",
+        "erased: 1 operations, 0 audit lines deleted, 0 left",
     ]

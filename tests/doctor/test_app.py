@@ -237,6 +237,13 @@ def test_what_the_records_tell(postgres_url: str) -> None:
     slow = examined(app, "app-lease")
     assert slow.verdict is Verdict.WRONG
     assert "POST /slow" in slow.evidence
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute("UPDATE semel_keys SET created_at = completed_at, request_line = 'POST /atomic'")
+    atomic = examined(app, "app-lease")
+    assert (atomic.verdict, atomic.evidence) == (
+        Verdict.OK,
+        "1 finished records, and none tells how long its handler ran: those of atomic mode are made at its end.",
+    )
     assert examined(app, "app-worker").verdict is Verdict.OK
 
 
@@ -347,6 +354,8 @@ def test_a_login_of_rest_frameworks(elsewhere: Path) -> None:
     assert "semel.E023" in found["app-django"]["evidence"], done
     assert found["app-order"]["verdict"] == "wrong"
     assert "/orders/ (CreateAPIView)" in found["app-order"]["evidence"]
+    for each in found["app-order"]["mend"], found["app-django"]["evidence"]:
+        assert 'SEMEL["PATHS"]' in each
 
 
 @plants("app-django")

@@ -38,8 +38,11 @@ class Project(Protocol):
     def async_opened(self) -> AsyncStore:
         """Return one for an event loop."""
 
+    def application_name(self) -> str | None:
+        """Return where the application is, as ``--app`` names it; None: nowhere, and ``application`` makes one."""
+
     def application(self) -> Any:
-        """Return the application."""
+        """Return an application."""
 
 
 #: The project whose program this is, if it is one.

@@ -89,11 +89,14 @@ def run(
 
     Exits with 0 if nothing is wrong, 1 if something is, 2 if it could not be told, 3 if the usage is wrong.
     """
+    project = address.project if app_name is None and url is None else None
+    if project is not None:
+        app_name = project.application_name()
     try:
         with _kept_apart() if app_name else nullcontext():
             application = _imported(app_name) if app_name else None
-            if address.project is not None and application is None and url is None:
-                application = address.project.application()
+            if project is not None and application is None:
+                application = project.application()
             report = examine(_store(url, has_app=application is not None), app=application, only=only or ())
     except (ConfigurationError, ImportError) as error:
         end(error)

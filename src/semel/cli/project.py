@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from typing import Any
 
+from django.conf import settings as django_settings
 from django.core.wsgi import get_wsgi_application
 
 from semel.cli import address
@@ -29,8 +30,13 @@ class DjangoProject:
         """Return its store, for an event loop."""
         return conf.settings().async_opened()
 
+    def application_name(self) -> str | None:
+        """Return where its server finds it, with what is around Django there; None: its settings do not say."""
+        module, _, name = (django_settings.WSGI_APPLICATION or "").rpartition(".")
+        return f"{module}:{name}" if module else None
+
     def application(self) -> Any:
-        """Return it as its server has it."""
+        """Return Django alone."""
         return get_wsgi_application()
 
 

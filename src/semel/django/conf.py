@@ -54,7 +54,10 @@ LOGS_IN_INSIDE = (
     "Derive it from semel.django.rest.IdempotentMixin, or put @idempotent below @api_view."
 )
 #: The same, where the middleware guards it.
-OR_SCOPE = f'Or give a function that finds the user by the request\'s own credential in {NAME}["SCOPE"].'
+OR_SCOPE = (
+    f'Or give a function that finds the user by the request\'s own credential in {NAME}["SCOPE"]. '
+    f'A view that needs no guard, such as one that hands out tokens, is left out by {NAME}["PATHS"].'
+)
 #: Names of headers and of cookies, in part, that a browser sends for a user who is not logged in, too.
 _SENT_BY_ALL = ("cookie", "csrf", "xsrf")
 _SET_FOR_ALL = (*_SENT_BY_ALL, "session")

@@ -106,7 +106,10 @@ def order(seen: Order, _limits: Limits) -> Judgement:
     """Judge the layers inside of the guard."""
     if seen.own_logins:
         named = ", ".join(seen.own_logins[:MAX_NAMED])
-        return wrong(f"{named}: the login is inside of the guard, and is not asked before a stored answer is sent.")
+        return wrong(
+            f"{named}: the login is inside of the guard, and is not asked before a stored answer is sent.",
+            'semel.django.rest.IdempotentMixin as the first base of the view; or leave its path out of SEMEL["PATHS"].',
+        )
     if not seen.is_there:
         return ok("The guards are around views; the order of Django's MIDDLEWARE is judged by app-django.")
     reasons = OUTSIDE if seen.is_per_route else OUTSIDE | LOGINS
@@ -258,8 +261,13 @@ def lease(seen: Lengths, _limits: Limits) -> Judgement:
     """Judge the slowest handler against how long a blocked loop keeps its leases."""
     if seen.lease is None:
         return cannot_tell("No policy was found.")
-    if seen.handled.slowest is None:
+    if not seen.handled.count:
         return ok("There is no finished record to judge by.")
+    if seen.handled.slowest is None:
+        return ok(
+            f"{seen.handled.count} finished records, and none tells how long its handler ran: those of atomic mode are "
+            "made at its end."
+        )
     bound = max(LOOP_SILENCE, LOOP_SILENCE_LEASES * seen.lease)
     line = f" ({seen.handled.line})" if seen.handled.line else ""
     said = f"The slowest of {seen.handled.count} handlers took {seen.handled.slowest}{line}; the lease is {seen.lease}."

@@ -256,11 +256,14 @@ class Postgres(Session):
         return [(name, reason) for name, reason in rows]
 
     def handled(self) -> Handled:
-        """The newest records, along the index of their age. One without headers and request line was erased."""
+        """The newest records, along the index of their age. One without headers and request line was erased;
+        one of atomic mode is made when its handler has run, and has one time.
+        """
         rows = self.rows(
             "SELECT count(*), max(took), (array_agg(request_line ORDER BY took DESC NULLS LAST))[1],"
             " count(*) FILTER (WHERE is_unkept)"
-            " FROM (SELECT CASE WHEN attempt = 1 AND NOT accepted THEN completed_at - created_at END AS took,"
+            " FROM (SELECT CASE WHEN attempt = 1 AND NOT accepted"
+            "                   THEN nullif(completed_at - created_at, interval '0') END AS took,"
             "              request_line, state,"
             "              body IS NULL AND answer_day IS NULL AND NOT (headers = '[]' AND request_line IS NULL)"
             "              AS is_unkept"

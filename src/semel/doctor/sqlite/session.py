@@ -191,9 +191,11 @@ class SQLite(Session):
         return [(name, reason) for name, reason in rows]
 
     def handled(self) -> Handled:
-        """What the newest finished records tell. One without headers and request line was erased."""
+        """What the newest finished records tell. One without headers and request line was erased;
+        one of atomic mode is made when its handler has run, and has one time.
+        """
         rows = self.rows(
-            "SELECT CASE WHEN attempt = 1 AND NOT accepted THEN completed_at - created_at END, request_line,"
+            "SELECT CASE WHEN attempt = 1 AND NOT accepted THEN nullif(completed_at - created_at, 0) END, request_line,"
             " body IS NULL AND NOT (headers = '[]' AND request_line IS NULL)"
             " FROM semel_keys WHERE status IS NOT NULL ORDER BY rowid DESC LIMIT ?",
             (NEWEST,),

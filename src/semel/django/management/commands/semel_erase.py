@@ -40,7 +40,11 @@ class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
             self.stdout.write("\n".join([*erasing_means(seen.erased, seen.audit_lines), *left_lines(seen.left)]))
             if seen.is_idle:
                 raise CommandError(NOT_FOUND)
-            if input("Erase this? [y/N]: ").strip().lower() not in {"y", "yes"}:
+            try:
+                answer = input("Erase this? [y/N]: ")
+            except EOFError:
+                raise CommandError("Nothing was erased. Without a terminal, say --yes.") from None
+            if answer.strip().lower() not in {"y", "yes"}:
                 raise CommandError("Nothing was erased.")
         done = upkeep.erase(store, scope, reason=reason)
         said = json.dumps(done.facts) if as_json else str(done)
