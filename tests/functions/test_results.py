@@ -154,6 +154,17 @@ def test_what_is_stored(memory: MemoryStore) -> None:
     assert record.answer.body == expected
 
 
+def test_amount_that_an_operator_has_stored(memory: MemoryStore) -> None:
+    """A number in JSON, as an operator writes it, is read as the Decimal of its digits."""
+
+    def old(number: int) -> Any:
+        return 19.99
+
+    guard = idempotent(key="number", store=memory, name="pay")
+    assert guard(old)(1) == 19.99
+    assert guard(returning(Decimal, None))(1) == Decimal("19.99")
+
+
 def test_a_class_that_has_changed(memory: MemoryStore) -> None:
     """A later version of a class reads what was stored: a new field has its default, an old one is left out."""
 

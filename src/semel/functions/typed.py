@@ -151,7 +151,8 @@ class _Model:
 
 
 _SCALARS: dict[Any, Form] = {
-    Decimal: _Text(Decimal, str, Decimal),
+    # What an operator has stored may be a number, and 0.1 is not 0.1000000000000000055511151231257827.
+    Decimal: _Text(Decimal, str, lambda stored: Decimal(str(stored))),
     datetime: _Text(datetime, datetime.isoformat, datetime.fromisoformat),
     date: _Text(date, date.isoformat, date.fromisoformat),
     time: _Text(time, time.isoformat, time.fromisoformat),
