@@ -2,12 +2,12 @@
 
 import subprocess
 import sys
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum, IntFlag, StrEnum
-from typing import Any, Literal, NamedTuple, NewType, NotRequired, TypedDict, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, NewType, NotRequired, TypedDict, TypeVar
 from uuid import UUID, uuid4
 
 import pytest
@@ -48,6 +48,15 @@ class Pair(NamedTuple):
 class Bill(TypedDict):
     total: Decimal
     paid_at: NotRequired[datetime]
+
+
+class Said(TypedDict):
+    ok: bool
+    more: NotRequired[list["Said"]]
+
+
+class Page(TypedDict, Generic[T]):
+    items: list[T]
 
 
 @dataclass(frozen=True)
@@ -133,6 +142,7 @@ def returning(kind: Any, result: Any, runs: list[int] | None = None) -> Any:
             (dict[str, Decimal], None),
         ),
         *((list[Decimal] | None, None), (T, [1]), (object, {"a": None}), (Sequence[int], [1]), (None, None)),
+        *((Said | Page[int], {"ok": True}), (Iterable[Said], [{"ok": True, "more": []}]), (Page[Said], {"items": []})),
     ],
 )
 def test_what_comes_back_as_it_was(keys: Store, kind: Any, result: Any) -> None:
