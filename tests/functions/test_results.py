@@ -154,6 +154,14 @@ def test_what_comes_back_as_it_was(keys: Store, kind: Any, result: Any) -> None:
     assert runs == [1]
 
 
+@pytest.mark.parametrize("result", ["red", Word.RED])
+def test_text_of_an_enum(memory: MemoryStore, result: str) -> None:
+    """The text that an enum is equal to, as a field of a model has it, comes back as the enum that is annotated."""
+    guarded = idempotent(key="number", store=memory, name="of")(returning(list[Word], [result]))
+    for got in (guarded(1), guarded(1)):
+        assert (got, type(got[0])) == ([Word.RED], Word)
+
+
 def test_what_is_stored(memory: MemoryStore) -> None:
     """What is stored is plain JSON, for operators and other programs."""
     idempotent(key="number", store=memory, scope="acme", name="of")(returning(Receipt, Receipt(UUID(int=1), [])))(1)

@@ -65,7 +65,10 @@ class _Text:
     def write(self, value: Any, path: str) -> Any:
         # A subclass may hold more. Drivers have a UUID of their own, which holds 128 bits and no more.
         if type(value) is not self.kind and not (self.kind is UUID and isinstance(value, UUID)):
-            raise Misfit.of(path, value, self.kind)
+            # A field of a model is the plain text or number that its enum is equal to.
+            if not issubclass(self.kind, Enum) or all(value != each for each in self.kind):
+                raise Misfit.of(path, value, self.kind)
+            return value
         return self.said(value)
 
     def read(self, stored: Any) -> Any:
@@ -224,8 +227,10 @@ def _of_several(kind: Any, members: list[tuple[Any, Form | None]]) -> Form | Non
 def _of_members(kind: type[Any], known: dict[Any, Form | None]) -> Form | None:
     """Return the form of a ``TypedDict`` or a dataclass."""
     hints = get_type_hints(kind)
-    if is_typeddict(kind) and not any(_form(each, known | {kind: None}) for each in hints.values()):
-        return None  # All of it is plain, and so is a list or a union of it.
+    inside: dict[Any, Form | None] = known | {kind: None}
+    if is_typeddict(kind) and not any(_form(each, inside) for each in hints.values()):
+        known[kind] = None  # All of it is plain, and so is a list or a union of it.
+        return None
     fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
     if fields and (
         issubclass(kind, (str, int, float, list, tuple, BaseException))
