@@ -85,6 +85,39 @@ def test_apps_that_are_never_closed(postgres_url: str) -> None:
     wait_until(lambda: connections_to(postgres_url) == 0)
 
 
+@pytest.mark.parametrize("prefix", ["postgresql://", "postgresql+psycopg://"])
+def test_closed_while_another_has_a_request(postgres_url: str, prefix: str) -> None:
+    """An app that is closed takes no key from another of the same URL, whose handler runs: it is not run again."""
+    entered, go_on = threading.Event(), threading.Event()
+    runs = []
+
+    def pay() -> str:
+        runs.append(semel.current().key)
+        entered.set()
+        assert go_on.wait(60)
+        return "paid"
+
+    apps = [flask.Flask("closed"), flask.Flask("busy")]
+    for app in apps:  # As a factory does, which guards what its module has.
+        Semel(app, store=f"{postgres_url}?takeover=instant".replace("postgresql://", prefix), scope=semel.SINGLE_TENANT)
+        app.post("/pay")(idempotent(pay))
+    closed, busy = apps
+    assert closed.extensions["semel"].store is busy.extensions["semel"].store
+    answers: list[Any] = []
+    request = threading.Thread(target=lambda: answers.append(busy.test_client().post("/pay", headers=KEY)))
+    request.start()
+    assert entered.wait(60)
+    closed.extensions["semel"].close()
+    try:
+        assert closed.test_client().post("/pay", headers=KEY).status_code == 409
+    finally:
+        go_on.set()
+        request.join()
+    assert [answer.status_code for answer in answers] == [200]
+    assert runs == ["key-1"]
+    busy.extensions["semel"].close()
+
+
 def is_replay(answer: Any) -> bool:
     return "Idempotent-Replayed" in answer.headers
 

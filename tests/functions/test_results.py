@@ -2,12 +2,12 @@
 
 import subprocess
 import sys
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum, IntFlag, StrEnum
-from typing import Any, Literal, NamedTuple, NewType, NotRequired, TypedDict, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, NewType, NotRequired, TypedDict, TypeVar
 from uuid import UUID, uuid4
 
 import pytest
@@ -48,6 +48,15 @@ class Pair(NamedTuple):
 class Bill(TypedDict):
     total: Decimal
     paid_at: NotRequired[datetime]
+
+
+class Said(TypedDict):
+    ok: bool
+    more: NotRequired[list["Said"]]
+
+
+class Page(TypedDict, Generic[T]):
+    items: list[T]
 
 
 @dataclass(frozen=True)
@@ -133,6 +142,7 @@ def returning(kind: Any, result: Any, runs: list[int] | None = None) -> Any:
             (dict[str, Decimal], None),
         ),
         *((list[Decimal] | None, None), (T, [1]), (object, {"a": None}), (Sequence[int], [1]), (None, None)),
+        *((Said | Page[int], {"ok": True}), (Iterable[Said], [{"ok": True, "more": []}]), (Page[Said], {"items": []})),
     ],
 )
 def test_what_comes_back_as_it_was(keys: Store, kind: Any, result: Any) -> None:
@@ -144,6 +154,14 @@ def test_what_comes_back_as_it_was(keys: Store, kind: Any, result: Any) -> None:
     assert runs == [1]
 
 
+@pytest.mark.parametrize("result", ["red", Word.RED])
+def test_text_of_an_enum(memory: MemoryStore, result: str) -> None:
+    """The text that an enum is equal to, as a field of a model has it, comes back as the enum that is annotated."""
+    guarded = idempotent(key="number", store=memory, name="of")(returning(list[Word], [result]))
+    for got in (guarded(1), guarded(1)):
+        assert (got, type(got[0])) == ([Word.RED], Word)
+
+
 def test_what_is_stored(memory: MemoryStore) -> None:
     """What is stored is plain JSON, for operators and other programs."""
     idempotent(key="number", store=memory, scope="acme", name="of")(returning(Receipt, Receipt(UUID(int=1), [])))(1)
@@ -152,6 +170,17 @@ def test_what_is_stored(memory: MemoryStore) -> None:
     assert record.answer is not None
     expected = b'{"id":"00000000-0000-0000-0000-000000000001","items":[],"paid":null,"parts":[]}'
     assert record.answer.body == expected
+
+
+def test_amount_that_an_operator_has_stored(memory: MemoryStore) -> None:
+    """A number in JSON, as an operator writes it, is read as the Decimal of its digits."""
+
+    def old(number: int) -> Any:
+        return 19.99
+
+    guard = idempotent(key="number", store=memory, name="pay")
+    assert guard(old)(1) == 19.99
+    assert guard(returning(Decimal, None))(1) == Decimal("19.99")
 
 
 def test_a_class_that_has_changed(memory: MemoryStore) -> None:

@@ -152,6 +152,14 @@ def test_mistakes_in_the_environment(monkeypatch: pytest.MonkeyPatch, name: str,
         read(None, TYPED, store=STORE)
 
 
+def test_twice_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An option that the environment has in two spellings is refused: one of the two would guard other paths."""
+    monkeypatch.setenv("SEMEL_PROXY_PATH", "/payments")
+    monkeypatch.setenv("SEMEL_PROXY_PATHS", "/orders")
+    with pytest.raises(ConfigurationError, match="'paths' twice"):
+        read(None, TYPED, store=STORE)
+
+
 def test_variables_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file can have variables of the environment in its strings; one that is not set is named."""
     file = tmp_path / "semel.toml"

@@ -372,3 +372,10 @@ def test_bad_keys(tmp_path: Path, text: bytes | None) -> None:
         (tmp_path / "key").write_bytes(text)
     with pytest.raises(ConfigurationError, match="--jwt-key"):
         Verifier.read(str(tmp_path / "key"))
+
+
+def test_key_in_place_of_its_file() -> None:
+    """A key that is given in place of the name of its file is not shown: what is refused at the start is logged."""
+    with pytest.raises(ConfigurationError, match="names a file") as caught:
+        Verifier.read(SECRET.decode())
+    assert SECRET.decode() not in str(caught.value)

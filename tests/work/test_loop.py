@@ -117,7 +117,7 @@ def test_reports_are_logged(report: Report, level: int, caplog: pytest.LogCaptur
 
 
 def test_an_outage_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Of a store that is away one service tells, again and again, and not each of them."""
+    """Of a store that is away one service tells once, and not each of them in each of its runs."""
     reports = [SweepReport(error=StoreUnavailable("It is away."))]
     services = [Counting(name, run=lambda: reports[0]) for name in ("sweeper", "reaper", "surveyor")]
     workers = Workers(services)
@@ -126,8 +126,35 @@ def test_an_outage_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
         for service in services:
             service.wait_for(3)
         workers.stop()
-    tellers = {each.args[0] for each in caplog.records if isinstance(each.args, tuple)}
-    assert len(tellers) == 1
+    assert len(caplog.records) == 1
+
+
+def test_an_outage_is_told_again(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An outage is told each minute while it lasts; and at once in other words, after the store was back, or with what
+    a run had done before it was cut short.
+    """
+    clock = SimpleNamespace(now=0.0)
+    clock.monotonic = partial(getattr, clock, "now")
+    monkeypatch.setattr("semel.work.loop.time", clock)
+    away, slow = (SweepReport(error=StoreUnavailable(words)) for words in ("It is away.", "It is slow."))
+    partly = SweepReport(freed=2, error=away.error)
+    script = [(0, away), (59, away), (1, away), (1, slow), (1, slow), (1, away), (1, partly), (1, SweepReport())]
+    script += [(1, away), (1, away)]
+    left = iter(script)
+
+    def run() -> Report:
+        seconds, report = next(left, (0, SweepReport()))
+        clock.now += seconds
+        return report
+
+    service = Counting(run=run)
+    workers = Workers([service])
+    with caplog.at_level(logging.ERROR, "semel"):
+        workers.start()
+        service.wait_for(len(script) + 1)
+        workers.stop()
+    reports = [each.args[1] for each in caplog.records if isinstance(each.args, tuple)]
+    assert reports == [away, away, slow, partly, away]
 
 
 def told(caplog: pytest.LogCaptureFixture, reports: list[Report]) -> list[tuple[int, str]]:

@@ -168,14 +168,14 @@ def check_routes(app: Flask, policy: Policy, scope: NamesUser | None, store: Sto
     views = app.view_functions
     guards = {each for view in views.values() if (each := getattr(view, _GUARD, None))}
     for endpoint, view in views.items():
-        inside: Guarding | None = getattr(view, _INSIDE, None)
-        if inside is not None and inside not in guards:
-            raise ConfigurationError(
-                f"{endpoint}: {inside.name} is registered without its guard. Write @idempotent below @app.post(…), "
-                "right above the function."
-            )
         guarding: Guarding | None = getattr(view, _GUARD, None)
         if guarding is None:
+            inside: Guarding | None = getattr(view, _INSIDE, None)
+            if inside is not None and inside not in guards:
+                raise ConfigurationError(
+                    f"{endpoint}: {inside.name} is registered without its guard. Write @idempotent below @app.post(…), "
+                    "right above the function."
+                )
             continue
         if guarding.scope is None and scope is None:
             raise ConfigurationError(_NO_SCOPE.format(guarding.name))

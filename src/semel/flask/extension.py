@@ -14,7 +14,7 @@ from semel.flask.decorator import EXTENSION, GivenPolicy, Scope, asked, check_ro
 from semel.flask.view import BODY
 from semel.guard.ports import Guard
 from semel.guard.request import check_modes, switch
-from semel.stores import Store, shared_store
+from semel.stores import Store, close_shared, shared_store
 from semel.stores.tiered import Tiered
 from semel.work import Plan, Workers
 
@@ -86,7 +86,7 @@ class Installed:
         switch()
         self.policy = policy
         self.scope = asked(scope)
-        self.store, self.undo = _opened(app, store)
+        self.store, self.undo = _opened(app, store, self)
         check_modes(self.store, [policy])
         self.guard = Guard.of(self.store)
         #: What a policy with enforcement="report" has seen in this process: ``tally.snapshot()``.
@@ -111,14 +111,14 @@ class Installed:
         self.guard.gate.close()
 
     def close(self) -> None:
-        """Stop the background services, and close every connection of the store."""
+        """Stop the background services, and close every connection of the store that no other app shares."""
         if self.workers is not None:
             self.workers.stop()
         self.guard.close()
-        self.store.close()
+        close_shared(self.store, self)
 
 
-def _opened(app: Flask, given: Any) -> tuple[Store, Callable[[], None]]:
+def _opened(app: Flask, given: Any, user: Installed) -> tuple[Store, Callable[[], None]]:
     """Return the store, and a function that rolls back what a view has not committed."""
     if isinstance(given, Store):
         return given, _nothing
@@ -129,7 +129,7 @@ def _opened(app: Flask, given: Any) -> tuple[Store, Callable[[], None]]:
             lending: Any = import_module("semel.stores.connections.flask_sqlalchemy")
             given = replace(given, durable=db) if isinstance(given, Tiered) else db
             return shared_store(given), lending.undo_uncommitted
-        return shared_store(given), _nothing
+        return shared_store(given, user), _nothing
 
 
 def _nothing() -> None:

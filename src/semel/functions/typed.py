@@ -65,7 +65,10 @@ class _Text:
     def write(self, value: Any, path: str) -> Any:
         # A subclass may hold more. Drivers have a UUID of their own, which holds 128 bits and no more.
         if type(value) is not self.kind and not (self.kind is UUID and isinstance(value, UUID)):
-            raise Misfit.of(path, value, self.kind)
+            # A field of a model is the plain text or number that its enum is equal to.
+            if not issubclass(self.kind, Enum) or all(value != each for each in self.kind):
+                raise Misfit.of(path, value, self.kind)
+            return value
         return self.said(value)
 
     def read(self, stored: Any) -> Any:
@@ -175,14 +178,16 @@ def _read(form: Form | None, stored: Any) -> Any:
     return stored if form is None else form.read(stored)
 
 
-def _form(kind: Any, known: dict[Any, Form]) -> Form | None:
+def _form(kind: Any, known: dict[Any, Form | None]) -> Form | None:
     kind = without_alias(kind)
     found, parts = get_origin(kind) or kind, get_args(kind)
     if kind in _SCALARS or kind in known:
         return _SCALARS.get(kind) or known[kind]
     if found is types.UnionType or not isinstance(found, type):
         return None if found is Literal else _of_several(kind, [(part, _form(part, known)) for part in parts])
-    if not parts and (is_typeddict(found) or dataclasses.is_dataclass(found)):
+    if is_typeddict(found) or dataclasses.is_dataclass(found):
+        if any(_form(part, known) for part in parts):
+            raise Unwritable(named(kind))  # Its fields do not say where they hold which part.
         return _of_members(found, known)
     # What has no fields or members of its own is the base of others, which would be lost.
     if callable(getattr(found, "model_validate_json", None)) and getattr(found, "model_fields", None):
@@ -192,7 +197,7 @@ def _form(kind: Any, known: dict[Any, Form]) -> Form | None:
     return _of_container(kind, found, parts, known)
 
 
-def _of_container(kind: Any, found: type[Any], parts: tuple[Any, ...], known: dict[Any, Form]) -> Form | None:
+def _of_container(kind: Any, found: type[Any], parts: tuple[Any, ...], known: dict[Any, Form | None]) -> Form | None:
     """Return the form of a list, a tuple or a dictionary, or of what JSON holds as it is."""
     forms = [_form(part, known) for part in parts if part is not Ellipsis]
     if found is tuple:
@@ -219,8 +224,13 @@ def _of_several(kind: Any, members: list[tuple[Any, Form | None]]) -> Form | Non
     raise Unwritable(named(kind))
 
 
-def _of_members(kind: type[Any], known: dict[Any, Form]) -> Form:
+def _of_members(kind: type[Any], known: dict[Any, Form | None]) -> Form | None:
     """Return the form of a ``TypedDict`` or a dataclass."""
+    hints = get_type_hints(kind)
+    inside: dict[Any, Form | None] = known | {kind: None}
+    if is_typeddict(kind) and not any(_form(each, inside) for each in hints.values()):
+        known[kind] = None  # All of it is plain, and so is a list or a union of it.
+        return None
     fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
     if fields and (
         issubclass(kind, (str, int, float, list, tuple, BaseException))
@@ -228,7 +238,6 @@ def _of_members(kind: type[Any], known: dict[Any, Form]) -> Form:
     ):
         raise Unwritable(named(kind))  # It holds more than its fields, or is not made of them.
     known[kind] = members = _Members(dict if is_typeddict(kind) else kind, {})
-    hints = get_type_hints(kind)
     names = [each.name for each in fields] or (hints if is_typeddict(kind) else ())
     members.forms.update((name, _form(hints[name], known)) for name in names)
     return members

@@ -261,6 +261,8 @@ def _set_in(environment: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, A
             raise ConfigurationError(f"{variable} is empty: it says who is believed. Give it a value, or take it away.")
         if not text:
             continue
+        if name in options:
+            raise ConfigurationError(f"{variable}: the environment has {name!r} twice, in two spellings.")
         if name.startswith(_POLICY):
             field = name.removeprefix(_POLICY)
             rules[field] = [_plainly(each) for each in _parts(text)] if field in _COLLECTIONS else _plainly(text)

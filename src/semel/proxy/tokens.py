@@ -69,7 +69,8 @@ class Verifier:
         try:
             data = Path(path).read_bytes()
         except OSError as error:
-            raise ConfigurationError(f"--jwt-key: {path}: {error.strerror}.") from None
+            # What it says is not quoted: it may be the key itself.
+            raise ConfigurationError(f"--jwt-key names a file, or a URL: {error.strerror}.") from None
         if (begin := data.find(b"-----BEGIN")) >= 0:
             return cls({"": [_public(data[begin:])]})
         if data.lstrip().startswith(b"{"):

@@ -13,7 +13,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 from urllib.parse import urlsplit
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 from semel.errors import ConfigurationError
 from semel.stores.base import AsyncStore, Store
@@ -21,7 +21,7 @@ from semel.stores.encrypted.value import Encrypted, split
 from semel.stores.forks import importing
 from semel.stores.tiered.value import Tiered
 
-__all__ = ["AsyncStore", "Store", "async_store", "either_store", "migrate", "shared_store", "store"]
+__all__ = ["AsyncStore", "Store", "async_store", "close_shared", "either_store", "migrate", "shared_store", "store"]
 
 _Table = dict[str, tuple[str, str]]
 _Kinds = dict[tuple[str, str], tuple[str, str]]
@@ -113,19 +113,34 @@ def async_store(given: Any, *, url: str | None = None) -> AsyncStore:
     return made
 
 
-#: Those that entry points have opened, by URL; each is held by the apps that use it.
+#: Those that entry points have opened, by URL, and the apps that use each. Only the apps hold them.
 _shared: WeakValueDictionary[str, Store] = WeakValueDictionary()
+_apps: WeakKeyDictionary[Store, WeakSet[object]] = WeakKeyDictionary()
 
 
-def shared_store(given: Any) -> Store:
+def shared_store(given: Any, app: object = None) -> Store:
     """Return the store that was given, or the one on what was given. At the URL of a server it is the same for all
-    apps of this process: tests make many of them, and leave them open.
+    apps of this process: tests make many of them, and leave them open. An *app* ends its use by ``close_shared``.
     """
     if isinstance(given, Store):
         return given
-    if not isinstance(given, str) or given.partition(":")[0] not in _SERVERS or split(given)[1] is not None:
+    if not isinstance(given, str) or split(given)[1] is not None:
         return store(given)
-    return _shared.get(given) or _shared.setdefault(given, store(given))
+    url = without_driver(given)
+    if url.partition(":")[0] not in _SERVERS:
+        return store(url)
+    shared = _shared.get(url) or _shared.setdefault(url, store(url))
+    if app is not None:
+        _apps.setdefault(shared, WeakSet()).add(app)
+    return shared
+
+
+def close_shared(store: Store, app: object) -> None:
+    """Close the *store* of an *app*, unless another app uses it: that one's requests may be under way."""
+    apps = _apps.get(store, WeakSet())
+    apps.discard(app)
+    if not apps:
+        store.close()
 
 
 def either_store(given: Any) -> Store | AsyncStore:

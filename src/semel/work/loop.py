@@ -13,22 +13,22 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 
-from semel.errors import StoreUnavailable
+from semel.errors import SemelError, StoreUnavailable
 from semel.guard.running import run
 from semel.stores.forks import start_afresh_in_children
-from semel.work.service import AsyncService, Report, Service, outcome, together
+from semel.work.service import AsyncService, Report, Service, has_done_nothing, outcome, together
 from semel.work.wakeup import AsyncWakeup, Wakeup
 
-#: How often a line of the log tells what was done: a relay may send a batch a second, and each run is at DEBUG. Dead
-#: letters and errors are told at once.
+#: How often a line of the log tells what was done, or that the store is still away: a relay may send a batch a second,
+#: and each run is at DEBUG. Dead letters and other errors are told at once.
 TELL_EVERY = timedelta(minutes=1)
 #: Intervals vary by this share, so that processes that were started together do not stay together.
 JITTER = 0.2
 
 _logger = logging.getLogger("semel")
 
-#: That the store is away, in its words, is said by one service for all: by the one that was the first to notice.
-_Outages = dict[str, str]
+#: When one of the services last told that the store is away, in the store's words.
+_Outages = dict[str, float]
 
 
 class Workers:
@@ -136,11 +136,8 @@ class _Loop:
 
     def _tell(self, report: Report) -> None:
         if report.error is not None:
-            name, level = self._service.name, logging.ERROR
-            is_away = isinstance(report.error, StoreUnavailable)
-            if is_away and self._outages.setdefault(str(report.error), name) != name:
-                level = logging.DEBUG
-            _logger.log(level, "The %s was cut short; the next run goes on: %s", name, report)
+            level = logging.DEBUG if has_done_nothing(report) and self._is_told(report.error) else logging.ERROR
+            _logger.log(level, "The %s was cut short; the next run goes on: %s", self._service.name, report)
             return
         self._outages.clear()
         if not report.is_idle:
@@ -151,6 +148,16 @@ class _Loop:
             self._tell_rest(has_dead=has_dead)
         else:
             _logger.debug("%s", report)
+
+    def _is_told(self, error: SemelError) -> bool:
+        """Whether a line of this minute has the *error*, where it is that the store is away."""
+        if not isinstance(error, StoreUnavailable):
+            return False
+        told_at, now = self._outages.get(str(error), float("-inf")), time.monotonic()
+        if now - told_at < TELL_EVERY.total_seconds():
+            return True
+        self._outages[str(error)] = now
+        return False
 
     def _tell_rest(self, *, has_dead: bool = False) -> None:
         if self._untold is not None and has_dead:

@@ -61,6 +61,12 @@ def together(one: R, other: R) -> R:
     return cast("R", replace(later, **counts))
 
 
+def has_done_nothing(report: Report) -> bool:
+    """Whether a run had done nothing by the time that an error ended it, as far as is known."""
+    known: Any = report
+    return not is_dataclass(type(known)) or bool(replace(known, error=None).is_idle)
+
+
 class _Timed(Protocol):
     @property
     def name(self) -> str:

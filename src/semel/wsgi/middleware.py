@@ -57,7 +57,7 @@ class IdempotencyMiddleware:
         If a policy accepts requests to be run later, their status URLs are below *status_path*.
         """
         self.app = app
-        self.store = shared_store(store)
+        self.store = shared_store(store, self)
         if inspect.iscoroutinefunction(scope):
             raise ConfigurationError("scope must be a plain function under WSGI, which can't await.")
         self.routes = Routes(policy, paths)

@@ -90,6 +90,15 @@ def test_store_that_goes_away_and_comes_back(tmp_path: Path, colour: str) -> Non
         runner.run(keys.close())
 
 
+async def test_many_at_once(migrated_postgres_url: str) -> None:
+    """However many ask at the same time, they use up no connections of the server; each gets the outcome."""
+    async with async_store(migrated_postgres_url) as keys:
+        await asyncio.gather(*(keys.ping() for _ in range(300)))
+    away = async_store(f"postgresql://{NOWHERE}/0")
+    outcomes = await asyncio.gather(*(away.ping() for _ in range(3)), return_exceptions=True)
+    assert [type(each) for each in outcomes] == [StoreUnavailable] * 3
+
+
 async def test_beside_requests(migrated_postgres_url: str) -> None:
     """It gets in the way of no request, and none in its."""
     lease = timedelta(minutes=1)

@@ -76,6 +76,7 @@ class AsyncPostgresStore(PostgresBase, AsyncStore):
         self._links: list[_Link] = []
         self._renewals = Renewals(_Link(self.address))
         self._has_warned = False
+        self._pinging: asyncio.Task[None] | None = None
         self._bind()
 
     def perform(self, command: Command[T]) -> Step[T]:
@@ -140,7 +141,17 @@ class AsyncPostgresStore(PostgresBase, AsyncStore):
         await self._look(self._links[0])
 
     async def ping(self) -> None:
-        """As in ``AsyncStore``; over a connection of its own, since requests use the others."""
+        """As in ``AsyncStore``; over a connection of its own, since requests use the others. Those who ask at the same
+        time share it: a readiness check is open to all, and the server's connections are few.
+        """
+        pinging = self._pinging
+        if pinging is None or pinging.done() or pinging.get_loop() is not asyncio.get_running_loop():
+            pinging = self._pinging = asyncio.ensure_future(self._ping())
+            # Those who wait for it may all be cancelled: it is no error then that its own is not read.
+            pinging.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.shield(pinging)
+
+    async def _ping(self) -> None:
         link = _Link(self.address)
         try:
             await self._look(link)
