@@ -265,9 +265,7 @@ def _set_in(environment: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, A
             raise ConfigurationError(f"{variable}: the environment has {name!r} twice, in two spellings.")
         if name.startswith(_POLICY):
             field = name.removeprefix(_POLICY)
-            rules[field] = [_plainly(each) for each in _parts(text)] if field in _COLLECTIONS else _plainly(text)
-            if field in _DURATIONS:
-                rules[field] = _duration(variable, rules[field])
+            rules[field] = _rule(field, text, variable)
         elif name in names:
             options[name] = _option(name, _in_text(name, text), variable)
         elif name == "store":
@@ -275,6 +273,12 @@ def _set_in(environment: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, A
         elif not _KUBERNETES.fullmatch(name):
             raise ConfigurationError(f"{variable}: there is no such option.{_meant(variable, names)}")
     return options, rules
+
+
+def _rule(field: str, text: str, variable: str) -> Any:
+    """Return what a field of the policy has in the environment as a file would have it."""
+    found = [_plainly(each) for each in _parts(text)] if field in _COLLECTIONS else _plainly(text)
+    return _duration(variable, found) if field in _DURATIONS else found
 
 
 def _meant(variable: str, names: set[str]) -> str:
