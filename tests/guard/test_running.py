@@ -90,6 +90,9 @@ class World:
     def pause(self, duration: timedelta) -> Any:
         return self.call("pause")
 
+    def saw_outage(self) -> None:
+        self.names.append("saw_outage")
+
     def tell(self, happening: Happening) -> None:
         self.names.append("tell")
 

@@ -164,6 +164,9 @@ class CommandPorts:
     def keep(self, hold: Hold, commands: tuple[Command[Any], ...], lease: timedelta) -> None:
         self.said.append(Keep(hold, commands, lease))
 
+    def saw_outage(self) -> None:
+        """Nothing is kept here either."""
+
     def is_kept(self, hold: Hold) -> bool:
         return False
 

@@ -21,6 +21,7 @@ from semel.core.record import Hold
 from semel.core.state import Event, State
 from semel.errors import StoreUnavailable
 from semel.flows import handle, steps
+from semel.stores import leases
 from semel.stores.base import AsyncStore, Store
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.stores.sqlite import file, writer
@@ -216,6 +217,41 @@ def test_lease_that_ends_while_its_handler_runs(
         gate.open()
         assert_replayed(first.result(HANG_SECONDS), api.send())
     assert api.runs == 1
+
+
+def another_worker(api: Api, weather: Weather) -> Hold:
+    """Have a worker of another process hold the key; its lease ends while the store is away."""
+    api.send()
+    api.world.store.age(timedelta(days=2))  # type: ignore[attr-defined]  # as in end_lease
+    [record] = api.records()
+    seen = Hold(record.scope, record.key, record.attempt, record.token)
+    lease = timedelta(seconds=30)
+    theirs = api.world.perform(
+        TakeOver(Claim(record.scope, record.key, bytes(range(16)), record.fingerprint, lease, timedelta(1)), seen)
+    )
+    weather.storms[Claim] = 1
+    assert_problem(api.send(), 503, "store-unavailable")
+    end_lease(api)
+    return theirs  # type: ignore[no-any-return]  # what a store says to any command
+
+
+def test_lease_of_another_process_that_ended_while_the_store_was_away(api: Api, weather: Weather) -> None:
+    """A key whose lease ran out while the store was away is left to its worker for a moment: if that lives, it renews
+    its lease as soon as the store is back, and nothing runs twice.
+    """
+    theirs = another_worker(api, weather)
+    assert_problem(api.send(), 409, "idempotency-key-in-progress")
+    assert api.world.perform(Renew(((theirs, timedelta(seconds=30)),))) == frozenset()
+    assert api.world.perform(Complete(theirs, Event.COMPLETE, Answer(200, (), b"theirs"))) is Verdict.DONE
+    assert api.send().body == b"theirs"
+    assert api.runs == 1
+
+
+def test_worker_that_died_while_the_store_was_away(api: Api, weather: Weather, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key whose worker died while the store was away is free a moment after the store is back."""
+    monkeypatch.setattr(leases, "GRACE_SECONDS", 0.1)
+    another_worker(api, weather)
+    assert eventually(api.send, lambda response: response.status == 201).json() == {"payment": 2}
 
 
 @pytest.mark.usefixtures("impatience")

@@ -141,6 +141,7 @@ async def _claim(ports: GuardPorts, seeker: _Seeker) -> _Held | Answer | Accepte
         await release(ports, Hold(claim.scope, claim.key, 0, claim.token), policy)
         raise
     except StoreError as error:
+        ports.saw_outage()
         ports.tell(StoreFailed(asked.key.short(), str(error)))
         if won is not None or (isinstance(error, StoreUnavailable) and error.was_sent):
             await release(ports, Hold(claim.scope, claim.key, 0, claim.token), policy)
@@ -224,8 +225,8 @@ async def _judge(  # noqa: C901 - all that is decided about a key that was found
 
 
 def _unless_kept(ports: GuardPorts, claim: Claim, found: Found) -> Found:
-    """Return what was *found*, as busy where this very process works on it, or has its answer: the store was away when
-    its lease was to be renewed.
+    """Return what was *found*, as busy where its worker lives, or may: the store was away when its lease was to be
+    renewed.
     """
     is_kept = ports.is_kept(Hold(claim.scope, claim.key, found.attempt, found.token))
     return replace(found, lease_is_over=False) if is_kept else found

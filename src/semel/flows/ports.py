@@ -98,8 +98,13 @@ class GuardPorts(StatusPorts, Protocol):
     def keep(self, hold: Hold, commands: tuple[Command[Verdict], ...], lease: timedelta, /) -> object:
         """Keep the claim of *hold*, and try *commands*, which the store does not carry out now, until it does."""
 
+    def saw_outage(self) -> object:
+        """Take note that the store was away: leases may end meanwhile, and their workers live."""
+
     def is_kept(self, hold: Hold, /) -> bool:
-        """Whether this process works under *hold*, or keeps its answer and tries to store it."""
+        """Whether this process works under *hold*, or keeps its answer and tries to store it; or another process may,
+        and could not renew its lease, since the store was away until a moment ago.
+        """
 
     def pause(self, duration: timedelta, /) -> Awaitable[None]:
         """Wait."""

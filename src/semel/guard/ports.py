@@ -193,9 +193,14 @@ class _Ports(ABC):
         if self.guard.unstored.add(hold, commands, lease):
             self._hold = None  # It is no longer this call's to let go.
 
+    def saw_outage(self) -> None:
+        """Leave workers that live the time to renew their leases, once the store is back."""
+        self.guard.leases.saw_outage()
+
     def is_kept(self, hold: Hold) -> bool:
-        """Whether this process works under *hold*, or has its answer, which waits for the store."""
-        return self.guard.unstored.has(hold) or self.guard.leases.has(hold)  # type: ignore[no-any-return]  # as of the guard
+        """Whether this process works under *hold*, or has its answer, which waits for the store; or another may."""
+        guard = self.guard
+        return guard.unstored.has(hold) or guard.leases.has(hold) or guard.leases.is_outage_recent()  # type: ignore[no-any-return]  # as of the guard
 
     def keep_lease(self, hold: Hold, lease: timedelta, on_lost: OnLost = ignore) -> None:
         """Renew the lease of *hold* from now on."""

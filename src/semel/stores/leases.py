@@ -40,6 +40,9 @@ LOOP_SILENCE_LEASES = 10
 #: A store that is away is asked again so soon. When it is back, leases that ran out meanwhile must be renewed before
 #: another process takes their keys over: their handlers still run, or their answers wait.
 RETRY_SECONDS = 1.0
+#: Keys whose leases ran out while the store was away are taken over so long after this process has seen it again: every
+#: worker that lives has tried to renew by then, and a retry has lost no more than this.
+GRACE_SECONDS = 3 * RETRY_SECONDS
 
 #: How long a thread without leases waits for the next one before it ends. To start another costs 0.1 ms.
 IDLE_SECONDS = 10.0
@@ -160,6 +163,16 @@ class Leases:
         lease = self._leases.get(hold.token)
         return lease is not None and lease.is_due
 
+    def saw_outage(self) -> None:
+        """Take note that the store was away."""
+        self._was_away = True
+
+    def is_outage_recent(self) -> bool:
+        """Whether the store was away until a moment ago. It has just told of a lease that is over, so it is back."""
+        if self._was_away:
+            self._was_away, self._back_at = False, time.monotonic()
+        return time.monotonic() - self._back_at < GRACE_SECONDS
+
     def discard(self, hold: Hold) -> None:
         """Leave *hold* to its lease."""
         with self._mutex:
@@ -200,7 +213,8 @@ class Leases:
         """Hold nothing, and have no thread."""
         self._leases = {}
         self._interval = IDLE_SECONDS
-        self._is_woken = self._has_failed = False
+        self._is_woken = self._has_failed = self._was_away = False
+        self._back_at = -math.inf
         # Taken with each request, so it is the lock itself, and not the condition's wrapper around it.
         self._mutex = greenlets.lock()
         self._changed = greenlets.condition(self._mutex)
@@ -268,7 +282,7 @@ class Leases:
         except Exception as error:  # noqa: BLE001 - whatever it was, the thread must live to try again
             if not self._has_failed:
                 _logger.warning("Leases could not be renewed; this is tried again every second: %s", error)
-            self._has_failed = True
+            self._has_failed = self._was_away = True
             return
         self._has_failed = False
         for hold in lost:
