@@ -51,8 +51,7 @@ def user_of(outside: RequestView) -> str | None:  # Django's login, asked around
     request = WSGIRequest(outside.raw)
     SessionMiddleware(lambda _: HttpResponse()).process_request(request)
     user = get_user(request)
-    # The owner as in Django's other guards: semel_erase user:7 finds the records of both.
-    return f"user:{user.pk}" if user.is_authenticated else None
+    return f"user:{user.pk}" if user.is_authenticated else None  # As in Django's other guards: one owner for both.
 
 
 urlpatterns = [path("reports", report)]

@@ -22,7 +22,7 @@ from semel.core.replay import ended_with, replayed
 from semel.core.state import State
 from semel.core.status import not_ended
 from semel.core.value import value
-from semel.errors import InProgress, Interrupted, KeyExpired, StoreError, StoreUnavailable
+from semel.errors import InProgress, Interrupted, KeyExpired, StoreError, StoreReadOnly, StoreUnavailable
 from semel.flows.atomic import run_atomically
 from semel.flows.handle import note, progress_of, release, run_handler
 from semel.flows.identify import Asked
@@ -141,7 +141,8 @@ async def _claim(ports: GuardPorts, seeker: _Seeker) -> _Held | Answer | Accepte
         await release(ports, Hold(claim.scope, claim.key, 0, claim.token), policy)
         raise
     except StoreError as error:
-        ports.saw_outage()
+        if isinstance(error, StoreUnavailable | StoreReadOnly):
+            ports.saw_outage()
         ports.tell(StoreFailed(asked.key.short(), str(error)))
         if won is not None or (isinstance(error, StoreUnavailable) and error.was_sent):
             await release(ports, Hold(claim.scope, claim.key, 0, claim.token), policy)
