@@ -188,8 +188,11 @@ def _paths(job: Job) -> dict[str, semel.Policy]:
     lease = timedelta(seconds=job.lease_seconds)
     policies = {form: semel.Policy(lease=lease, required=True) for form in FORMS if form != "accepted"}
     policies["guard"] = semel.Policy(lease=lease, required=True, on_crash=job.on_crash)
-    policies["atomic"] = semel.Policy(lease=lease, required=True, mode="atomic")
-    policies["parcel"] = policies["atomic"]
+    for form in ("atomic", "parcel"):
+        if job.store.startswith("redis:"):
+            del policies[form]  # An entry point refuses this mode where its store has no transactions.
+        else:
+            policies[form] = semel.Policy(lease=lease, required=True, mode="atomic")
     if job.accepts:
         policies["accepted"] = semel.Policy(lease=lease, required=True, in_progress="accept")
     return {f"/{form}": policy for form, policy in policies.items()}
