@@ -156,3 +156,17 @@ def test_what_an_erasure_means() -> None:
     """Counts are said, and what a retry gets."""
     assert operator.erasing_means(0, 0) == ["There is nothing to erase."]
     assert "A retry of one is refused, and runs nothing, until its retention ends." in operator.erasing_means(0, 1)
+
+
+@pytest.mark.parametrize(
+    "to, says",
+    [
+        ("acme", "semel relay --webhooks"),
+        ("globex", "semel webhooks enable globex"),
+        ("events", "semel relay --to events=URL"),
+        ("acmee", "There is an endpoint acme"),
+    ],
+)
+def test_why_a_message_waits(to: str, says: str) -> None:
+    """A message that waits for long is explained: by its endpoint, by the relay, or by a name that is nearly one."""
+    assert says in operator.why_unsent(to, {"acme": True, "globex": False})

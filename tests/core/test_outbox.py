@@ -9,9 +9,14 @@ from semel.core.outbox import (
     BREAKER_PAUSES,
     BROKER_SCHEDULE,
     MAX_NAME,
+    MIN_PACE_BYTES,
     WEBHOOK_SCHEDULE,
+    Delivered,
+    Failed,
     Message,
+    Pace,
     Schedule,
+    Unreachable,
     breaker_pause,
     check_name,
     message_id,
@@ -101,3 +106,20 @@ class TestNames:
             check_name("to", name)
         assert len(str(refused.value)) < 200
         assert "\n" not in str(refused.value)
+
+
+class TestPace:
+    def test_less_after_a_time_limit(self) -> None:
+        """After a call that ran out of time, the next gets half of what was confirmed, and never less than is sent side
+        by side; what is quick doubles it again, up to all.
+        """
+        pace = Pace(100, 10 * MIN_PACE_BYTES, least=2)
+        batch = [message(number) for number in range(10)]
+        pace.note(batch, [*[Delivered()] * 8, Failed("late", is_late=True), Unreachable("gone")], share=1.0)
+        assert (pace.count, pace.size) == (4, MIN_PACE_BYTES)
+        pace.note(batch[:1], [Unreachable("gone")], share=1.0)
+        assert pace.count == 2
+        pace.note(batch[:4], [Delivered()] * 4, share=0.9)
+        assert pace.count == 2
+        pace.note(batch[:4], [Delivered()] * 4, share=0.1)
+        assert pace.count == 8

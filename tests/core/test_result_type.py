@@ -85,3 +85,12 @@ def test_another_annotation_that_is_not_known() -> None:
     function = returning("Decimal")
     function.__annotations__ = {"order": "not_defined", "return": "Decimal"}
     assert unwritable(function) == "Decimal"
+
+
+class Unknown(TypedDict):
+    price: "NotImported"  # type: ignore[name-defined]  # noqa: F821 - as under TYPE_CHECKING
+
+
+def test_a_member_that_is_not_known() -> None:
+    """Where a member's type can't be looked up, nothing is known of the result before the run."""
+    assert unwritable(returning(Unknown)) is None

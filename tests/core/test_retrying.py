@@ -7,7 +7,18 @@ from typing import Any
 import pytest
 
 from semel import errors
-from semel.core.retrying import CODES, Failure, Quota, judge, judge_failure, judge_look, pause, status_url
+from semel.core.retrying import (
+    CODES,
+    Failure,
+    Quota,
+    judge,
+    judge_failure,
+    judge_look,
+    origin_of,
+    pause,
+    said_of,
+    status_url,
+)
 
 VECTORS: dict[str, list[dict[str, Any]]] = json.loads(
     (Path(__file__).parents[2] / "clients" / "vectors.json").read_text()
@@ -85,3 +96,11 @@ def test_every_code_of_semel_is_known() -> None:
 def test_status_url(location: str, found: str | None) -> None:
     """A status URL of another origin is not asked: credentials would go there."""
     assert status_url("https://api.example/pay/", location) == found
+
+
+@pytest.mark.parametrize(
+    "url", ["https://shop.example", "http://shop.example:8080", "https://[::1]", "http://[::1]:81"]
+)
+def test_origins(url: str) -> None:
+    """An origin is written as its URLs begin, without a port that goes without saying."""
+    assert said_of(origin_of(f"{url}/payments?x=1")) == url

@@ -165,3 +165,9 @@ def test_lost_while_it_ran() -> None:
     reply = play(finish(PORTS, stuck(), Policy(), b"t" * 16), script).result
     assert isinstance(reply, Send)
     assert reply.answer.status == 409
+
+
+def test_its_worker_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operation that this process works on, or may be alive elsewhere after an outage, is not taken over."""
+    monkeypatch.setattr(PORTS, "is_kept", lambda _: True)
+    assert play(finish(PORTS, stuck(), Policy(), b"t" * 16), []).result is None

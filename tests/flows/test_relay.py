@@ -209,6 +209,14 @@ class TestUnreachable:
         assert not report.is_idle
         assert str(report).endswith("it can't be reached: down")
 
+    def test_one_that_has_confirmed_some(self) -> None:
+        """What was confirmed is settled, and a destination that confirmed something is not left alone."""
+        world = World(message(1), message(2))
+        world.answer = lambda each: Delivered() if each.id == "1" else Unreachable("slow")
+        world.claims = [Claimed(tuple(world.table.values()), None, 2, 0), Claimed((), None, 0, 0)]
+        assert world.run().unreachable is None
+        assert endings(world) == {"1": "delivered", "2": "released"}
+
     def test_left_alone(self) -> None:
         """While it is left alone, nothing is claimed."""
         world = World(message(1))

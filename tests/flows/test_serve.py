@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from semel.core.body_hash import BodyHash
-from semel.core.commands import Again, Claim, Complete, Look, Note, Now, Release, TakeOver, Verdict
+from semel.core.commands import Again, Claim, Complete, Look, Note, Now, Release, Save, TakeOver, Verdict
 from semel.core.decision import RETRY_AFTER_SECONDS
 from semel.core.encrypted import MARK
 from semel.core.events import Fenced, LostLease, NotKept, NotStored, PersonalKey, StoreFailed, TookOver
@@ -934,3 +934,32 @@ def test_interrupted_while_asking_the_time() -> None:
     """The same while the store's clock is read."""
     with pytest.raises(Interrupted):
         played([*BEGIN, (Claim, HOLD), (Now, Interrupted()), (Release, Verdict.DONE)], LATE, OLD)
+
+
+def unsaved() -> Raised:
+    """An effect whose result the store did not take."""
+    return Raised(
+        StoreUnavailable("It is away."), no_effect=True, has_steps=True, unsaved=Save(HOLD, Progress(), Progress())
+    )
+
+
+def test_result_that_is_stored_with_the_ending() -> None:
+    """The result of an effect that the store did not take is stored before the key is freed."""
+    ends: list[Line] = [(Save, Verdict.DONE), (Release, Verdict.DONE), (Tell, None)]
+    reply = played([*BEGIN, (Claim, HOLD), (RunHandler, unsaved()), *ends]).result
+    assert refusal(reply) == (503, "operation-unfinished", b"2")
+
+
+def test_result_that_is_kept() -> None:
+    """Where the store is still away, the worker keeps the result of the effect, and with it the key."""
+    ends: list[Line] = [(Save, StoreUnavailable("It is away.")), (Tell, None), (Keep, None), (Tell, None)]
+    run = played([*BEGIN, (Claim, HOLD), (RunHandler, unsaved()), *ends])
+    assert refusal(run.result) == (503, "operation-unfinished", b"2")
+    [keep] = [each for each in run.commands if isinstance(each, Keep)]
+    assert [type(each) for each in keep.commands] == [Save, Release]
+
+
+def test_result_that_another_has_taken_over() -> None:
+    """Where another worker has the key by then, it is not freed: the result is that worker's to find."""
+    reply = played([*BEGIN, (Claim, HOLD), (RunHandler, unsaved()), (Save, Verdict.FENCED), (Tell, None)]).result
+    assert refusal(reply) == (503, "operation-unfinished", b"2")
