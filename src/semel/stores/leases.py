@@ -282,7 +282,9 @@ class Leases:
         except Exception as error:  # noqa: BLE001 - whatever it was, the thread must live to try again
             if not self._has_failed:
                 _logger.warning("Leases could not be renewed; this is tried again every second: %s", error)
-            self._has_failed = self._was_away = True
+                # Once for a spell: where renewals alone go on failing, the keys of dead workers must come free.
+                self._was_away = True
+            self._has_failed = True
             return
         self._has_failed = False
         for hold in lost:

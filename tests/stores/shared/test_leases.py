@@ -631,3 +631,27 @@ def test_under_gevent_the_thread_is_the_systems() -> None:
         while len(renewed) == count: signal.sigtimedwait((), 0.01)
     """
     subprocess.run([sys.executable, "-c", dedent(program)], check=True, timeout=SECONDS)
+
+
+def test_grace_after_an_outage_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where renewals alone go on failing, other workers' keys are left alone for a moment only, and not for ever."""
+    monkeypatch.setattr(leases, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(leases, "RETRY_SECONDS", 0.01)
+    failed = threading.Semaphore(0)
+
+    def renew(_: Renew) -> frozenset[Hold]:
+        failed.release()
+        raise StoreUnavailable("It is away.")
+
+    kept = Leases(renew)
+    kept.add(Hold("alice", "key", 1, b"t" * 16), timedelta(seconds=0.03))
+    failed.acquire()
+    failed.acquire()
+    assert kept.is_outage_recent()
+    for _ in range(200):
+        failed.acquire()
+        if not kept.is_outage_recent():
+            break
+    else:
+        pytest.fail("It never ends.")
+    kept.close()
